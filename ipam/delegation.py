@@ -47,10 +47,8 @@ class InProcess:
 
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         """At least one address for the request's attachment, for use on the link `segment`.
-
         Interfaces with one segment share a link. "" is an unknown link. `allowance` is the
-        attachment's remaining allowance with its device; `None` without a known device.
-        """
+        attachment's remaining allowance with its device; `None` without a known device."""
         self._segment, self._allowance = segment, allowance or self._allowance
         with interrupts.held():
             result, self._grant = self._plugin.reserve(
@@ -64,11 +62,9 @@ class InProcess:
         return self._grant.unprobed
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        """Record probes and the hardware addresses that answered.
-
-        If any answered: returns a result with other addresses, to be probed too, if the
-        configuration has each address probed. Otherwise raises CNIError 11.
-        """
+        """Record probes and the hardware addresses that answered. If any answered: returns a result
+        with other addresses, to be probed too, if the configuration has each address probed.
+        Otherwise raises CNIError 11."""
         try:
             self._plugin.settle_probes(self._request, self._grant, answers)
         except AddressInUse as error:
@@ -181,10 +177,8 @@ class Delegation:
         self._policy = policy
 
     def of_add(self, request: Request, allowance: Allowance) -> tuple[IpamCall | None, Allowance]:
-        """The IPAM plugin of an ADD, if any, and the attachment's remaining allowance.
-
-        Raises CNIError 121 for anything that is not allowed.
-        """
+        """The IPAM plugin of an ADD, if any, and the attachment's remaining allowance. Raises
+        CNIError 121 for anything that is not allowed."""
         config = request.config.ipam
         _require_plain(config)
         if not config.type:
@@ -196,11 +190,8 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request), allowance
 
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
-        """The IPAM plugin of a CHECK or STATUS, if any.
-
-        Raises CNIError 121 if no pod may use it. `added` is the configuration of the attachment's
-        ADD, which was allowed then.
-        """
+        """The IPAM plugin of a CHECK or STATUS, if any. Raises CNIError 121 if no pod may use it.
+        `added` is the configuration of the attachment's ADD, which was allowed then."""
         config = request.config.ipam
         if config != added:
             _require_plain(config)

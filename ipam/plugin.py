@@ -46,9 +46,7 @@ from policy.rules import Policy
 
 class AddressPlugin:
     """`podfabric-ipam`, for callers that hold the attachment's lock, such as our interface plugins.
-
-    `boot_id` is called only by verbs that need the boot. `policy` returns the node's rules.
-    """
+    `boot_id` is called only by verbs that need the boot. `policy` returns the node's rules."""
 
     def __init__(
         self, stores: Stores, boot_id: Callable[[], str], policy: rules.Source = Policy
@@ -87,10 +85,8 @@ class AddressPlugin:
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
-        """The pod's remaining allowance after its configuration.
-
-        Raises CNIError 121 for anything that is not allowed, 5 or 11 if the rules are unknown.
-        """
+        """The pod's remaining allowance after its configuration. Raises CNIError 121 for anything
+        that is not allowed, 5 or 11 if the rules are unknown."""
         return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
@@ -231,10 +227,7 @@ class AddressPlugin:
 
 class IpamExecutable:
     """`podfabric-ipam` for runtimes and other interface plugins: one call of an attachment at a
-    time.
-
-    Implements `cni.spec.plugin.Plugin`. `directory` is for the locks.
-    """
+    time. Implements `cni.spec.plugin.Plugin`. `directory` is for the locks."""
 
     versions: Sequence[str] = VERSIONS
 

@@ -121,10 +121,8 @@ def is_within(address: int, parts: Iterable[Interval]) -> bool:
 
 
 class RangeSet(msgspec.Struct, frozen=True):
-    """Ranges of one family that yield one address together, tried in this order.
-
-    A `fixed` set has the one address that was requested.
-    """
+    """Ranges of one family that yield one address together, tried in this order. A `fixed` set has
+    the one address that was requested."""
 
     ranges: tuple[Range, ...]
     fixed: bool = False
@@ -138,11 +136,9 @@ class RangeSet(msgspec.Struct, frozen=True):
 
 
 def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
-    """The domain in which addresses of `network` are unique.
-
-    With `shared` (`enable_overlapping_ranges`), all ranges of a network_name are one domain.
-    Otherwise each range is a domain, as in whereabouts.
-    """
+    """The domain in which addresses of `network` are unique. With `shared`
+    (`enable_overlapping_ranges`), all ranges of a network_name are one domain. Otherwise each range
+    is a domain, as in whereabouts."""
     # A network_name has no space, so the two kinds of domains differ.
     return network_name if shared else f"{network_name} {network}"
 
@@ -150,12 +146,9 @@ def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
 def of_network(
     network: Network, *, start: int | None = None, end: int | None = None, use_all: bool = False
 ) -> tuple[int, int]:
-    """The first and the last usable address.
-
-    A start or end at the network or broadcast address moves to the nearest usable one. Raises
-    ValueError if start or end is outside the network, if start is after end, and without a usable
-    address.
-    """
+    """The first and the last usable address. A start or end at the network or broadcast address
+    moves to the nearest usable one. Raises ValueError if start or end is outside the network, if
+    start is after end, and without a usable address."""
     for key, bound in (("start", start), ("end", end)):
         if bound is not None and bound not in network:
             raise ValueError(f"invalid range {key} for CIDR {network}: {text(bound)}")
@@ -186,10 +179,8 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
-    """Sorted runs of addresses as text: "10.0.0.8", "10.0.0.8-10.0.0.15".
-
-    More than `most` runs are joined across the smallest gaps; 0 sets no limit.
-    """
+    """Sorted runs of addresses as text: "10.0.0.8", "10.0.0.8-10.0.0.15". More than `most` runs are
+    joined across the smallest gaps; 0 sets no limit."""
     joined = tuple(runs)
     if most and len(joined) > most:
         gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)

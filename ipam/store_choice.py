@@ -41,10 +41,8 @@ Source = Callable[[], Scope]
 
 
 class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `ipam` of config.yaml.
-
-    `nv_ipam`: podfabric serves the pools of NVIDIA's nv-ipam in that namespace.
-    """
+    """The part `ipam` of config.yaml. `nv_ipam`: podfabric serves the pools of NVIDIA's nv-ipam in
+    that namespace."""
 
     scope: Scope = "node"
     nv_ipam: bool = False
@@ -91,11 +89,8 @@ def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
 
 
 class Stores:
-    """The stores of a node, for a boot or a request; `files` are the node's.
-
-    `claims` leases blocks for this node; `None` if another process does. `timing` is
-    ClusterStore's.
-    """
+    """The stores of a node, for a boot or a request; `files` are the node's. `claims` leases blocks
+    for this node; `None` if another process does. `timing` is ClusterStore's."""
 
     def __init__(
         self,

@@ -104,10 +104,8 @@ class ClusterApi:
         most: int = 0,
     ) -> Listing[AnyResource]:
         """All objects, in one namespace if given, whose fields ("spec.holder.instance": ...) have
-        these values. With `most` (at most 500), only the first ones, in one request.
-
-        Pages expire after minutes: then all are read again.
-        """
+        these values. With `most` (at most 500), only the first ones, in one request. Pages expire
+        after minutes: then all are read again."""
         for _ in range(1 + RESTARTS):
             try:
                 pages = tuple(self.pages(kind, fields, namespace, most))
@@ -195,10 +193,8 @@ class ClusterApi:
         self, kind: type[AnyResource], resource_version: str, namespace: str = ""
     ) -> Iterator[Change[AnyResource]]:
         """Changes since that version, until the server ends the watch (minutes). Raises
-        WatchExpired, and Unavailable if nothing comes for too long.
-
-        Leaves out changes of unreadable objects: see `unreadable`.
-        """
+        WatchExpired, and Unavailable if nothing comes for too long. Leaves out changes of
+        unreadable objects: see `unreadable`."""
         what, where = f"watch {kind.KIND}", encoding.path(kind, namespace)
         query = {
             "watch": "true",

@@ -177,11 +177,9 @@ def document(resource: Resource) -> dict[str, Any]:
 
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """The path of an object, or of all objects of a kind (`name` is ""), or of a namespace.
-
-    Raises NotFound for an impossible name: a pod's annotation may name "../../other/...", which a
-    client would resolve.
-    """
+    """The path of an object, or of all objects of a kind (`name` is ""), or of a namespace. Raises
+    NotFound for an impossible name: a pod's annotation may name "../../other/...", which a client
+    would resolve."""
     for each in filter(None, (namespace, name)):
         if not _NAME.fullmatch(each):
             raise NotFound(f"{kind.KIND} {each!r}: no object can have that name")

@@ -56,11 +56,8 @@ class Follower(StepThread):
 
 class Mirror(Follower, Generic[Kept]):
     """All objects of a kind, or of a namespace; of each the result of `keep`. One that becomes
-    unreadable keeps its last state.
-
-    `changed` is called after a change. `may_lack`: the kind may not be installed, and then there
-    are no objects.
-    """
+    unreadable keeps its last state. `changed` is called after a change. `may_lack`: the kind may
+    not be installed, and then there are no objects."""
 
     def __init__(
         self,

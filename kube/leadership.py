@@ -27,11 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """One process in the election.
-
-    Its `identity` is unique, even among restarts of one pod. `clock` runs during suspend and never
-    goes back. `wall` is the time, for people.
-    """
+    """One process in the election. Its `identity` is unique, even among restarts of one pod.
+    `clock` runs during suspend and never goes back. `wall` is the time, for people."""
 
     def __init__(
         self,

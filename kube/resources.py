@@ -30,10 +30,8 @@ class Refused(ApiError):
 
 
 class Unavailable(ApiError):
-    """No answer, 429 or 5xx, after the client's own attempts.
-
-    The request may have had its effect, or may still have it: read before you repeat it.
-    """
+    """No answer, 429 or 5xx, after the client's own attempts. The request may have had its effect,
+    or may still have it: read before you repeat it."""
 
 
 class NotLeading(ApiError):
@@ -45,11 +43,9 @@ class WatchExpired(ApiError):
 
 
 class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The metadata that only the server writes.
-
-    `uid` differs for each object that ever had the name: it is the fencing token of a lease.
-    `resource_version` changes with each write, and is "" for a new object.
-    """
+    """The metadata that only the server writes. `uid` differs for each object that ever had the
+    name: it is the fencing token of a lease. `resource_version` changes with each write, and is ""
+    for a new object."""
 
     name: str
     namespace: str = ""
@@ -98,11 +94,9 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, Generic[AnyResource], frozen=True):
-    """All objects of a kind at one moment, which `resource_version` names.
-
-    `is_whole` is False if only the first objects were requested, and more exist. `unreadable`
-    objects exist too, and are not in `items`.
-    """
+    """All objects of a kind at one moment, which `resource_version` names. `is_whole` is False if
+    only the first objects were requested, and more exist. `unreadable` objects exist too, and are
+    not in `items`."""
 
     items: tuple[AnyResource, ...]
     resource_version: str

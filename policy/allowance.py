@@ -62,11 +62,9 @@ class Allowance(msgspec.Struct, frozen=True):
     left: Rules = (Policy().otherwise,)
 
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
-        """The allowance of an attachment that also uses this value of a key of `use`.
-
-        Raises NotAllowed if no rule remains. The error has the configuration's key `what` and the
-        value `shown`.
-        """
+        """The allowance of an attachment that also uses this value of a key of `use`. Raises
+        NotAllowed if no rule remains. The error has the configuration's key `what` and the value
+        `shown`."""
         left = tuple(rule for rule in self.left if _uses(rule, key, value))
         if not left:
             raise self._not_listed(what, shown, key)
@@ -130,10 +128,8 @@ class Allowance(msgspec.Struct, frozen=True):
         return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-        """The values that the remaining rules set, for those of `keys` without a value.
-
-        `written` are the keys as the plugin reads them: of two spellings, the one that counts.
-        """
+        """The values that the remaining rules set, for those of `keys` without a value. `written`
+        are the keys as the plugin reads them: of two spellings, the one that counts."""
         # 0 stands for a missing MTU.
         present = {
             key

@@ -162,10 +162,8 @@ COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
-    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy.
-
-    Raises DocumentError that names the key below `where`: "config.yaml: policy.rules".
-    """
+    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy. Raises
+    DocumentError that names the key below `where`: "config.yaml: policy.rules"."""
     rules: dict[str, Rule] = {}
     for index, item in enumerate(_list(value, RULES, where)):
         rule = _rule(item, f"{where}[{index}]", policy)
@@ -196,10 +194,8 @@ _OF_NODE: Mapping[str, Mapping[str, Any]] = {
 
 
 def rule_of_node(part: Mapping[str, Any] | None = None, where: str = PART) -> Rule:
-    """The rule for pods without another rule; `part` has its `use`, `set` and `fixed`.
-
-    Raises DocumentError that names the key below `where`.
-    """
+    """The rule for pods without another rule; `part` has its `use`, `set` and `fixed`. Raises
+    DocumentError that names the key below `where`."""
     document = {key: value for key, value in (part or {}).items() if value is not None}
     for key, defaults in _OF_NODE.items():
         document[key] = {**defaults, **documents.mapping(document.get(key), f"{where}.{key}")}

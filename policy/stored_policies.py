@@ -40,10 +40,8 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def closed(policy: StoredPolicy) -> StoredPolicy:
     """A policy with unreadable rules, reduced to their subjects: it allows their pods nothing.
-
     Otherwise the node's rule for all other pods would apply to these pods. Rules with unreadable
-    subjects are for all pods.
-    """
+    subjects are for all pods."""
     try:
         rules = [
             {"name": f"unreadable-{index}", "subjects": rule["subjects"]}

@@ -27,10 +27,7 @@ _MAPPED = 0xFFFF << 32  # IPv4 in its IPv4-mapped place, as in ipam.addresses
 
 class Values(msgspec.Struct, frozen=True):
     """The allowed values of a list: numbers within one of the spans, and texts that match one of
-    the names.
-
-    Addresses, GUIDs, MACs and booleans are numbers here, directories are names.
-    """
+    the names. Addresses, GUIDs, MACs and booleans are numbers here, directories are names."""
 
     any: bool = False
     spans: tuple[Span, ...] = ()

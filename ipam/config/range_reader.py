@@ -32,10 +32,8 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def section(written: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
-    """The JSON object at `path` as `shape`. A null counts as a missing key.
-
-    Raises CNIError 7 for a key that is not a field of `shape` nor in `also`.
-    """
+    """The JSON object at `path` as `shape`. A null counts as a missing key. Raises CNIError 7 for a
+    key that is not a field of `shape` nor in `also`."""
     keys = _keys_of(shape)  # type: ignore[arg-type] # a class is hashable
     for key in written:
         if key not in keys:

@@ -22,11 +22,9 @@ class _RequestedAddress(msgspec.Struct, frozen=True):
 
 
 def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ...]:
-    """The sets of a network with this pod's requests, then its static addresses.
-
-    A requested address replaces the one that its range would yield; in a network without ranges it
-    is added. Raises CNIError 7 or 4 for requests that cannot be granted.
-    """
+    """The sets of a network with this pod's requests, then its static addresses. A requested
+    address replaces the one that its range would yield; in a network without ranges it is added.
+    Raises CNIError 7 or 4 for requests that cannot be granted."""
     requests, gateways = _requests(options, arguments), _gateways(arguments)
     for request in requests:
         if request.address in options.hops:

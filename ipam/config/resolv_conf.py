@@ -11,11 +11,8 @@ MOST_BYTES = 64 << 10
 
 
 def read(path: str, directories: Sequence[str]) -> DNS:
-    """The file's nameservers, domain, search and options.
-
-    Empty unless the file is below one of `directories`. Raises CNIError 7 if such a file is
-    unreadable.
-    """
+    """The file's nameservers, domain, search and options. Empty unless the file is below one of
+    `directories`. Raises CNIError 7 if such a file is unreadable."""
     if not confined.is_below(directories, path):
         return DNS()
     try:

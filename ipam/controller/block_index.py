@@ -72,10 +72,8 @@ class Contradiction(NamedTuple):
 def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
-    """All inconsistencies of blocks, by pool. Overlaps are those of `index`.
-
-    Nothing repairs them: a guess could free an address that is in use.
-    """
+    """All inconsistencies of blocks, by pool. Overlaps are those of `index`. Nothing repairs them:
+    a guess could free an address that is in use."""
     found = list[Contradiction]()
     for placed, other in index.neighbours():
         text = f"{_named(placed)} and {_named(other)} have addresses in common"

@@ -101,10 +101,7 @@ class PoolMaker:
         steps: Steps,
     ) -> int:
         """Add missing pools to `pools`, and remove unused ones. Returns how many definitions get
-        none.
-
-        The excludes of definitions are not in any pool.
-        """
+        none. The excludes of definitions are not in any pool."""
         asked: dict[str, tuple[PoolSpec, ServerMeta]] = {}  # with a definition that asks for it
         mistakes: list[tuple[ServerMeta, str]] = []
         for each in definitions:
@@ -194,10 +191,8 @@ class PoolMaker:
 
 
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
-    """Why another pool's name stands in the way.
-
-    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
-    """
+    """Why another pool's name stands in the way. "fd00:1::/64" alone and "1::/64" of the network
+    name "fd00" both have "fd00-1--0-64"."""
     return (
         f"AddressPool {name} has the range {there.range}, and not {asked.range}: use another "
         '"network_name"'

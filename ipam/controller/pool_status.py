@@ -19,11 +19,9 @@ MOST_RUNS = 8192  # runs of addresses in one field of a status
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts for a pool's status beyond its plan and blocks.
-
-    `conflicts` are contradictions among its blocks, a sentence each. No pod gets the addresses in
-    `kept_out`. `share` is the part that nodes may use next to whereabouts.
-    """
+    """Facts for a pool's status beyond its plan and blocks. `conflicts` are contradictions among
+    its blocks, a sentence each. No pod gets the addresses in `kept_out`. `share` is the part that
+    nodes may use next to whereabouts."""
 
     conflicts: Sequence[str] = ()
     kept_out: Sequence[Interval] = ()
@@ -38,11 +36,8 @@ def status(
     told: Told,
     now: str,
 ) -> PoolStatus:
-    """The status that the pool should have.
-
-    `quarantined` are the names of blocks whose holder may be dead. `now` is for people: unchanged
-    conditions keep their transition times.
-    """
+    """The status that the pool should have. `quarantined` are the names of blocks whose holder may
+    be dead. `now` is for people: unchanged conditions keep their transition times."""
     share = told.share
     if share.problem:
         plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)

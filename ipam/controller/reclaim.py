@@ -189,10 +189,8 @@ class Reclaim:
         return 1
 
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
-        """Whether pods are bound to the name of a missing Node: then the wait starts again.
-
-        A request for each Node, so it is made only now: many Nodes may go at once.
-        """
+        """Whether pods are bound to the name of a missing Node: then the wait starts again. A
+        request for each Node, so it is made only now: many Nodes may go at once."""
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
             return False
@@ -209,10 +207,8 @@ def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
 
 
 def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
-    """Release a fenced block: a sticky block for its pod, another block for any node.
-
-    `probe`: its machine may still run. Raises Conflict, NotFound, Refused, Unavailable.
-    """
+    """Release a fenced block: a sticky block for its pod, another block for any node. `probe`: its
+    machine may still run. Raises Conflict, NotFound, Refused, Unavailable."""
     if block.spec.sticky.reservation or probe or block.spec.probe:
         drain(api, block, probe=probe or block.spec.probe)
     else:
@@ -221,9 +217,7 @@ def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False)
 
 def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     """Free a block whose machine is off, by an administrator's word; False if the block changed.
-
-    Fence, then delete: a holder that is still alive can renew between the two steps.
-    """
+    Fence, then delete: a holder that is still alive can renew between the two steps."""
     try:
         if is_let_go(block):
             return True

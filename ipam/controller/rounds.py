@@ -71,11 +71,9 @@ class OtherPools(Protocol):
 
 
 class Rounds:
-    """The memory of one leader between rounds. A new leader begins with nothing.
-
-    `clock` is monotonic, `wall` gives times for people. `reclaim` belongs to this leader, its
-    counts outlive it.
-    """
+    """The memory of one leader between rounds. A new leader begins with nothing. `clock` is
+    monotonic, `wall` gives times for people. `reclaim` belongs to this leader, its counts outlive
+    it."""
 
     def __init__(
         self,

@@ -75,12 +75,9 @@ def _interval(range_: str) -> Interval:
 
 
 def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
-    """Why the block must be ignored; "" if nothing is wrong.
-
-    Any node may write a block. So a block counts only if its name, space, size and place are those
-    of its pool: then the name is the lock on exactly these addresses. A pool without a decided
-    space or size allows any.
-    """
+    """Why the block must be ignored; "" if nothing is wrong. Any node may write a block. So a block
+    counts only if its name, space, size and place are those of its pool: then the name is the lock
+    on exactly these addresses. A pool without a decided space or size allows any."""
     spec, decided = block.spec, pool.status
     try:
         first, last = interval(block)

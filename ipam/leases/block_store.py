@@ -70,11 +70,9 @@ class BlockStore:
             return tables.instance()
 
     def identify(self, machine: str) -> Instance:
-        """The store's identity as a lessee on that machine.
-
-        A store that was copied from another machine gets a new identity. The other machine has its
-        blocks: they are forgotten, or lost if they have reservations.
-        """
+        """The store's identity as a lessee on that machine. A store that was copied from another
+        machine gets a new identity. The other machine has its blocks: they are forgotten, or lost
+        if they have reservations."""
         with self._files.transaction() as tables:
             known = tables.instance()
             if known is not None and known.machine == machine:

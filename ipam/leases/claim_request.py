@@ -32,11 +32,9 @@ class PodInterface(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A range of which a node needs an address; `fixed`: exactly the range's one address.
-
-    With `sticky`, only the address that is reserved for that pod interface will do. `pool` is the
-    pool's range. It differs from the range itself for a fixed address only.
-    """
+    """A range of which a node needs an address; `fixed`: exactly the range's one address. With
+    `sticky`, only the address that is reserved for that pod interface will do. `pool` is the pool's
+    range. It differs from the range itself for a fixed address only."""
 
     range: Range
     pool: PoolRange
@@ -120,10 +118,8 @@ def key_of(want: Want) -> WantKey:
 
 
 class Attempt:
-    """A claim, with the time (`time.monotonic`) until which each ADD waits for it.
-
-    `error` is set if the claim is `over` and failed.
-    """
+    """A claim, with the time (`time.monotonic`) until which each ADD waits for it. `error` is set
+    if the claim is `over` and failed."""
 
     def __init__(self, want: Want) -> None:
         self.want = want

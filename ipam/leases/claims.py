@@ -61,10 +61,8 @@ class Claimant:
 
     def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
         """Lease a block with an address for the want; `None` if a block of this node has one now.
-
         Raises Unusable, Late, ApiError. Raises CNIError 110 or AddressTaken if no block could help,
-        or other nodes have all such blocks.
-        """
+        or other nodes have all such blocks."""
         pool = self._pools.recent(want.pool_name)
         tried: set[str] = set()
         listed = False
@@ -141,10 +139,8 @@ class Claimant:
         return used
 
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
-        """Whether a block with the fixed address was leased meanwhile, for another want.
-
-        Raises AddressTaken if the block keeps the address out or is for a pod's name.
-        """
+        """Whether a block with the fixed address was leased meanwhile, for another want. Raises
+        AddressTaken if the block keeps the address out or is for a pod's name."""
         address, now = want.range.first, self._clock()
         for block in mine:
             if (
@@ -302,10 +298,8 @@ class Candidates:
         *,
         use_map: bool,
     ) -> Iterator[int]:
-        """Indexes of blocks with a fitting address, in the node's order.
-
-        With `use_map`, only blocks that the pool's map shows as free.
-        """
+        """Indexes of blocks with a fitting address, in the node's order. With `use_map`, only
+        blocks that the pool's map shows as free."""
         stretches = [
             range(blocks.index(part.first), blocks.index(part.last) + 1)
             for wanted in want.range.parts

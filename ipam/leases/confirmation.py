@@ -128,10 +128,7 @@ class Confirmation:
         self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
         """The object with this node and boot as its holder, and the time of that; `None` if it is
-        not ours.
-
-        `row` is the store's row. A new `nonce` changes the object in any case.
-        """
+        not ours. `row` is the store's row. A new `nonce` changes the object in any case."""
         spec = replace(
             found.spec,
             state="Active",
@@ -271,10 +268,8 @@ class Confirmation:
             self._events.of_pod("AddressConflict", message, pod)
 
     def adopt(self) -> None:
-        """Take over the blocks of a store that this machine lost before it booted.
-
-        The next `run` makes rows of them. Raises ApiError.
-        """
+        """Take over the blocks of a store that this machine lost before it booted. The next `run`
+        makes rows of them. Raises ApiError."""
         mine = self._holder
         if not (mine.machine_id and mine.system_uuid):
             return

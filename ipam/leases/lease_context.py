@@ -22,10 +22,7 @@ class Leasing(NamedTuple):
 
 def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Holder:
     """The holder of leases for the node `name` in `boot`. Raises ApiError, and Unusable without a
-    Node object.
-
-    A store without an identity, or copied from another machine, gets a new one.
-    """
+    Node object. A store without an identity, or copied from another machine, gets a new one."""
     try:
         node = api.get(Node, name)
     except NotFound:

@@ -67,11 +67,9 @@ class Counted(NamedTuple):
 
 
 class Lessee(StepThread):
-    """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`.
-
-    `clock` is CLOCK_BOOTTIME. Without `start`, a claim runs in the thread that asks for it, and
-    `step` does the due work.
-    """
+    """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`. `clock` is
+    CLOCK_BOOTTIME. Without `start`, a claim runs in the thread that asks for it, and `step` does
+    the due work."""
 
     def __init__(
         self,

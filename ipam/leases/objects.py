@@ -112,11 +112,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The one pod interface that a block is for, on any node; all "" for any.
-
-    `reservation` ("namespace/name") is the AddressReservation. Only `address` is handed out of the
-    block.
-    """
+    """The one pod interface that a block is for, on any node; all "" for any. `reservation`
+    ("namespace/name") is the AddressReservation. Only `address` is handed out of the block."""
 
     reservation: str = ""
     pod: str = ""

@@ -137,10 +137,8 @@ class Pools:
 
     def recent(self, name: str) -> AddressPool:
         """The known pool, read now if it is unknown or was not usable. Raises ApiError and
-        NotReadyYet.
-
-        One LIST reads the other pools too: a pod of this node has interfaces of several pools.
-        """
+        NotReadyYet. One LIST reads the other pools too: a pod of this node has interfaces of
+        several pools."""
         if name not in self._known and name != self._missing:
             self._known |= self._listed()
         known = self.known(name)

@@ -108,10 +108,8 @@ def is_let_go(found: AddressBlock) -> bool:
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
     """Release an unused block for the next holder; `probe`: it must probe the addresses. ApiError.
-
     The status goes first: it is from this holder's store, and the next holder compares it with its
-    own.
-    """
+    own."""
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
         api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))
@@ -199,10 +197,8 @@ class StickyClaims:
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
         """The block of the pod's name, now of this node; `None` if its row is usable already.
-
         Raises CNIError 11 if another node still has it, 110 if the address is excluded. Raises
-        Unusable, ApiError.
-        """
+        Unusable, ApiError."""
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
             if row.is_confirmed(self._holder.boot, self._clock()):
@@ -286,11 +282,8 @@ def taken_over(
     pool: AddressPool,
 ) -> tuple[AddressBlock, float] | None:
     """A released block, now of this holder, and a time before that; `None` if another node was
-    faster.
-
-    Raises Unusable, ApiError. The block is changed in any case: a late request of ours to drain it
-    must not find the version it expects.
-    """
+    faster. Raises Unusable, ApiError. The block is changed in any case: a late request of ours to
+    drain it must not find the version it expects."""
     changed = replace(
         found.spec,
         state="Active",

@@ -152,11 +152,8 @@ class Upkeep:
         return True
 
     def _has_room(self, name: str, since: float) -> bool:
-        """Whether a pool can spare a block that is empty since then.
-
-        The pool is read once after the block became empty, and then now and then: more often with
-        fewer free blocks.
-        """
+        """Whether a pool can spare a block that is empty since then. The pool is read once after
+        the block became empty, and then now and then: more often with fewer free blocks."""
         if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
@@ -169,11 +166,9 @@ class Upkeep:
 
 
 def _look_every(pool: AddressPool | None) -> float:
-    """Seconds between two reads of the pool.
-
-    One second for each block that can be leased before the pool is scarce. All nodes that keep a
-    block read the pool at most ten times a second together.
-    """
+    """Seconds between two reads of the pool. One second for each block that can be leased before
+    the pool is scarce. All nodes that keep a block read the pool at most ten times a second
+    together."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least
@@ -182,10 +177,8 @@ def _look_every(pool: AddressPool | None) -> float:
 
 
 def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBlock) -> None:
-    """Return a block of `instance` if no pod holds its addresses. Raises ApiError.
-
-    If the first request fails nothing is marked: the block may still be needed.
-    """
+    """Return a block of `instance` if no pod holds its addresses. Raises ApiError. If the first
+    request fails nothing is marked: the block may still be needed."""
     found = None
     with suppress(NotFound):
         found = api.get(AddressBlock, block.name)
@@ -210,10 +203,8 @@ def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBl
 
 
 class Empties:
-    """Which empty blocks this node does not need, by how long they are empty.
-
-    Blocks that are not confirmed in this `boot` stay: the store may lack their reservations.
-    """
+    """Which empty blocks this node does not need, by how long they are empty. Blocks that are not
+    confirmed in this `boot` stay: the store may lack their reservations."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
@@ -223,10 +214,7 @@ class Empties:
         self, survey: Survey, now: float, spare: Callable[[str, float], bool]
     ) -> Iterator[LeasedBlock]:
         """The blocks to return. `spare` says whether a pool can spare a block that is empty since
-        then.
-
-        One empty block of a pool is kept for a while, and for good if it is the only one.
-        """
+        then. One empty block of a pool is kept for a while, and for good if it is the only one."""
         keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
         self._since = {key: self._since.get(key, now) for key in keys}
         for pool, grouped in groupby(

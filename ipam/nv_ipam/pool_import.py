@@ -227,11 +227,9 @@ def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
 
 
 def address_pool(pool: NvPool) -> AddressPool:
-    """The AddressPool of a pool. Raises CNIError 7.
-
-    Its network name has a slash, which no definition's has, so no other pool has its addresses. Its
-    blocks have a CIDRPool's prefix, or an IPPool's block size rounded down to a power of two.
-    """
+    """The AddressPool of a pool. Raises CNIError 7. Its network name has a slash, which no
+    definition's has, so no other pool has its addresses. Its blocks have a CIDRPool's prefix, or an
+    IPPool's block size rounded down to a power of two."""
     found = node_pool(pool)
     network = parse_interface(found.network)[1]
     is_prefix = isinstance(pool, NvCIDRPool)
@@ -251,11 +249,9 @@ def address_pool(pool: NvPool) -> AddressPool:
 
 
 class NvPools:
-    """Makes and updates an AddressPool for each pool of nv-ipam: the memory of one leader.
-
-    `items` returns the known pools, `close` stops following them. `kept_out` has the addresses that
-    no pod gets, by AddressPool; none if two pools share it.
-    """
+    """Makes and updates an AddressPool for each pool of nv-ipam: the memory of one leader. `items`
+    returns the known pools, `close` stops following them. `kept_out` has the addresses that no pod
+    gets, by AddressPool; none if two pools share it."""
 
     def __init__(
         self,

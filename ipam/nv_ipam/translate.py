@@ -241,11 +241,9 @@ class PoolRange(Range, frozen=True, kw_only=True):
 def translate(
     config: NetworkConfig, arguments: Arguments, known: NodePools | None
 ) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
-    """The ordinary options of a call, and the sets with the pod's requests.
-
-    `known` are the node's pools. Raises CNIError 7 for a request that the pools cannot fulfil, 4
-    for CNI_ARGS, 11 if they cannot fulfil it now, 111 for an address of another node.
-    """
+    """The ordinary options of a call, and the sets with the pod's requests. `known` are the node's
+    pools. Raises CNIError 7 for a request that the pools cannot fulfil, 4 for CNI_ARGS, 11 if they
+    cannot fulfil it now, 111 for an address of another node."""
     why = "this node has not read nv-ipam's pools yet" if known is None else known.why
     if known is None or why:
         raise CNIError(

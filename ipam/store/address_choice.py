@@ -20,10 +20,8 @@ _DESCRIBED = 4  # ranges of a set in an error
 
 class Chooser:
     """Chooses for one owner, whose addresses are used on `segment` ("" if unknown) from `since`.
-
     The caller changes nothing in the store meanwhile. The cost is a lookup for each gap between
-    exclusions and addresses of other domains, for any size of a range.
-    """
+    exclusions and addresses of other domains, for any size of a range."""
 
     def __init__(self, tables: Tables, owner: Owner, segment: str, boot: str, since: int) -> None:
         self._tables = tables
@@ -37,11 +35,9 @@ class Chooser:
     def choose(
         self, sets: Sequence[RangeSet], alone: Sequence[Range]
     ) -> tuple[ReservedAddress, ...]:
-        """One address for each set, in their order. CNIError 103, 110, 111 or 121.
-
-        Addresses that the pod held in an earlier sandbox come first, then the lowest free ones. No
-        other network may hold an address of the ranges in `alone` on the segment.
-        """
+        """One address for each set, in their order. CNIError 103, 110, 111 or 121. Addresses that
+        the pod held in an earlier sandbox come first, then the lowest free ones. No other network
+        may hold an address of the ranges in `alone` on the segment."""
         self._require_absent(alone)
         held = self._held_before()
         chosen: dict[int, ReservedAddress] = {}
@@ -110,11 +106,9 @@ class Chooser:
         )
 
     def _next_free(self, range_: Range, address: int, last: int) -> int:
-        """The lowest address from `address` on that no domain holds; above `last` if none is.
-
-        A definition may have hundreds of ranges over the same addresses, and they are searched
-        under the store's lock: so one range skips in a step what the search of another has passed.
-        """
+        """The lowest address from `address` on that no domain holds; above `last` if none is. A
+        definition may have hundreds of ranges over the same addresses, and they are searched under
+        the store's lock: so one range skips in a step what the search of another has passed."""
         behind_each = self._behind.setdefault((range_.domain, str(range_.network)), {})
         passed: list[int] = []
         while address <= last:
@@ -207,10 +201,8 @@ class Chooser:
                     )
 
     def _require_quota(self, reserved: Sequence[ReservedAddress]) -> None:
-        """NotAllowed if the owner's pod or namespace would have too many addresses with these.
-
-        An address that replaces one of an earlier sandbox does not count twice.
-        """
+        """NotAllowed if the owner's pod or namespace would have too many addresses with these. An
+        address that replaces one of an earlier sandbox does not count twice."""
         quota, pod = self._owner.quota, self._owner.pod
         if quota is None or not pod.name:
             return

@@ -71,11 +71,9 @@ class StoreMeta(NamedTuple):
 
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
-    """Open an existing database, and read only enough to see that this works.
-
-    Without `shared`, SQLite uses no shared memory: it needs room on the disk, and a truncated file
-    would end the process (SIGBUS).
-    """
+    """Open an existing database, and read only enough to see that this works. Without `shared`,
+    SQLite uses no shared memory: it needs room on the disk, and a truncated file would end the
+    process (SIGBUS)."""
     uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
@@ -127,11 +125,9 @@ def remove(database: Path) -> None:
 
 
 class Database:
-    """An open database. Raises sqlite3.Error and Damage.
-
-    A writer holds the store's lock. A database that stays open (`kept`) between transactions is
-    shared with other processes. `is_shared` says whether sharing succeeded.
-    """
+    """An open database. Raises sqlite3.Error and Damage. A writer holds the store's lock. A
+    database that stays open (`kept`) between transactions is shared with other processes.
+    `is_shared` says whether sharing succeeded."""
 
     def __init__(self, path: Path, *, kept: bool = False) -> None:
         self.meta: StoreMeta
@@ -182,11 +178,8 @@ class Database:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Write in one transaction, which is counted.
-
-        Raises CNIError if the transaction failed and may still be in the database. After any other
-        error nothing was changed.
-        """
+        """Write in one transaction, which is counted. Raises CNIError if the transaction failed and
+        may still be in the database. After any other error nothing was changed."""
         seq = self.meta.seq
         try:
             if not self.connection.in_transaction:
@@ -204,12 +197,9 @@ class Database:
         self._execute("COMMIT")
 
     def _was_undone(self, seq: int) -> bool:
-        """Whether the database has nothing of the transaction, after a failure.
-
-        SQLite may have rolled it back. It may also have written all of it before it ran out of
-        memory. The database is opened again, to see what a later process will see. False if that
-        fails.
-        """
+        """Whether the database has nothing of the transaction, after a failure. SQLite may have
+        rolled it back. It may also have written all of it before it ran out of memory. The database
+        is opened again, to see what a later process will see. False if that fails."""
         try:
             self.abandon()
             self._open()

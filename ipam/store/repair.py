@@ -60,12 +60,9 @@ class LivingAddress(NamedTuple):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """The addresses by the attachments' journal and by the kernel, in this `boot`.
-
-    `journal` has the addresses of attachments. `begun` are the start times (since 1970) of ADDs
-    whose addresses are not in the journal yet. `unseen` names the attachments that could not be
-    looked at.
-    """
+    """The addresses by the attachments' journal and by the kernel, in this `boot`. `journal` has
+    the addresses of attachments. `begun` are the start times (since 1970) of ADDs whose addresses
+    are not in the journal yet. `unseen` names the attachments that could not be looked at."""
 
     boot: str = ""
     journal: tuple[Reservation, ...] = ()
@@ -99,10 +96,8 @@ _NO_FACTS = NodeFacts()
 
 
 def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
-    """Whether the store is sound and has the addresses of the attachments' journal.
-
-    Changes nothing and holds up no call. Passes each problem to `say`.
-    """
+    """Whether the store is sound and has the addresses of the attachments' journal. Changes nothing
+    and holds up no call. Passes each problem to `say`."""
     try:
         with snapshot(directory) as tables:
             if tables is not None:
@@ -131,11 +126,9 @@ def rebuild(directory: Path, say: Say) -> None:
 
 
 def replace(directory: Path, lock: StoreLock, say: Say) -> None:
-    """Set the store's files aside, and put an empty database of the same lessee in place.
-
-    The caller holds the lock, and has no file open. A kill leaves either the damaged files or the
-    new one.
-    """
+    """Set the store's files aside, and put an empty database of the same lessee in place. The
+    caller holds the lock, and has no file open. A kill leaves either the damaged files or the new
+    one."""
     lock.note(lock.noted()._replace(lost=True))  # for the next process after a kill
     meta, lessee = None, None
     if has_content(directory / DATABASE) or has_content(directory / WAL):
@@ -174,11 +167,8 @@ def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> No
 
 
 def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
-    """Add the journal's reservations that the store lacks.
-
-    If there are any, or changes were `lost`, the API server must confirm all blocks again: a lease
-    may have ended.
-    """
+    """Add the journal's reservations that the store lacks. If there are any, or changes were
+    `lost`, the API server must confirm all blocks again: a lease may have ended."""
     missing = absent(tables, facts)
     if missing or lost:
         with tables.change():

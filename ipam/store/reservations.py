@@ -122,20 +122,16 @@ class ReservedAddress(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The result of one `reserve`, in the order of its range sets: all that `undo` needs.
-
-    Addresses in `unprobed` must be probed before they are set.
-    """
+    """The result of one `reserve`, in the order of its range sets: all that `undo` needs. Addresses
+    in `unprobed` must be probed before they are set."""
 
     granted: tuple[ReservedAddress, ...] = ()
     unprobed: tuple[str, ...] = ()
 
 
 class RangeUsage(msgspec.Struct, frozen=True):
-    """How full a range is, of the addresses that it may hand out.
-
-    `used` counts all held addresses of its `domain`, including those of earlier boots.
-    """
+    """How full a range is, of the addresses that it may hand out. `used` counts all held addresses
+    of its `domain`, including those of earlier boots."""
 
     domain: str
     range: str

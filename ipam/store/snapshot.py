@@ -92,10 +92,8 @@ def take(lock: LockFile, directory: Path, timeout: float) -> None:
 
 @contextmanager
 def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock]:
-    """Hold the lock of the store in `directory`. Failures in the block become CNIErrors.
-
-    Raises CNIError 5, 112, and 11 if another process holds the lock for `timeout` seconds.
-    """
+    """Hold the lock of the store in `directory`. Failures in the block become CNIErrors. Raises
+    CNIError 5, 112, and 11 if another process holds the lock for `timeout` seconds."""
     lock = StoreLock(directory)
     take(lock, directory, timeout)
     try:
@@ -108,10 +106,8 @@ def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock
 
 @contextmanager
 def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables | None]:
-    """The present state of the store, to be read; `None` without a store.
-
-    Other processes continue meanwhile. Raises CNIError 5, 11 or 112.
-    """
+    """The present state of the store, to be read; `None` without a store. Other processes continue
+    meanwhile. Raises CNIError 5, 11 or 112."""
     if not directory.is_dir():
         yield None
         return

@@ -25,12 +25,9 @@ MOST = 256  # ranges in the metrics
 
 
 class SqliteStore:
-    """The reservations of this node.
-
-    `files` is the store's directory, which is opened for each call, or an object that opens it.
-    `boot` identifies this boot. Reservations of other boots are stale: their pods may get them back
-    until a sweep, or a full range, releases them all.
-    """
+    """The reservations of this node. `files` is the store's directory, which is opened for each
+    call, or an object that opens it. `boot` identifies this boot. Reservations of other boots are
+    stale: their pods may get them back until a sweep, or a full range, releases them all."""
 
     def __init__(
         self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
@@ -281,11 +278,9 @@ class SeenRanges:
 
 
 def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
-    """The usage of the ranges in `asked`, and of whole networks for other reserved ranges.
-
-    With too many ranges, those without a reservation are left out first. The cost is a step for
-    each run of taken addresses and a step of SQLite for each reservation.
-    """
+    """The usage of the ranges in `asked`, and of whole networks for other reserved ranges. With too
+    many ranges, those without a reservation are left out first. The cost is a step for each run of
+    taken addresses and a step of SQLite for each reservation."""
     named = {(range_.domain, range_.network) for range_ in asked}
     ranges = {(range_.domain, _spelling(range_)): range_ for range_ in asked}
     for range_ in _others(tables, named):

@@ -42,11 +42,9 @@ _CLOSE_TIME = 2.0  # seconds
 
 
 class StoreFiles:
-    """The files of the store in `directory`, for one transaction at a time, of any thread.
-
-    `kept`: they stay open between transactions, until `close`. Without `facts`, a damaged store is
-    an error, and a missing one is a new one.
-    """
+    """The files of the store in `directory`, for one transaction at a time, of any thread. `kept`:
+    they stay open between transactions, until `close`. Without `facts`, a damaged store is an
+    error, and a missing one is a new one."""
 
     def __init__(
         self,
@@ -149,11 +147,9 @@ class StoreFiles:
                 self._lock.note(Noted(self._seq, noted.lost))
 
     def close(self) -> None:
-        """Close the files, and keep none open from now on.
-
-        A transaction that is still at work keeps them, as a killed one would. Makes nothing if the
-        directory is gone. May be called again.
-        """
+        """Close the files, and keep none open from now on. A transaction that is still at work
+        keeps them, as a killed one would. Makes nothing if the directory is gone. May be called
+        again."""
         if self._closed:
             return
         self._closed = True
@@ -230,10 +226,8 @@ class StoreFiles:
         return any(each.boot == facts.boot for each in facts.journal)
 
     def _look(self, tables: Tables, *, lost: bool) -> None:
-        """Compare the store with the node's facts.
-
-        After a loss just now, pods may have addresses that the facts do not show yet.
-        """
+        """Compare the store with the node's facts. After a loss just now, pods may have addresses
+        that the facts do not show yet."""
         assert self._facts is not None
         if lost:
             self._lost_at = time.time()
@@ -276,11 +270,9 @@ class StoreFiles:
             self._files = database, wal
 
     def _close(self, error: BaseException | None = None) -> None:
-        """Close the files, after `error` if there was one.
-
-        Files that another program changed are not written to, since the WAL may not be theirs.
-        Damaged files are not written to either, and are read in full at the next opening.
-        """
+        """Close the files, after `error` if there was one. Files that another program changed are
+        not written to, since the WAL may not be theirs. Damaged files are not written to either,
+        and are read in full at the next opening."""
         tables, self._tables = self._tables, None
         if tables is None:
             return
@@ -299,10 +291,8 @@ class StoreFiles:
 
 
 def open_store(directory: Path, *, kept: bool = False) -> Tables:
-    """The database below `directory`, made if it is missing. Raises FAILURES.
-
-    The caller holds the lock and closes the database.
-    """
+    """The database below `directory`, made if it is missing. Raises FAILURES. The caller holds the
+    lock and closes the database."""
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
         repair.build(directory / DATABASE, repair.new_store())
