@@ -36,8 +36,7 @@ def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
 def of_configuration(
     allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet], ipam_type: str
 ) -> Allowance:
-    """The allowance with what a configuration asks for: an address of each of `sets`. Raises
-    NotAllowed."""
+    """The allowance after a configuration's requests, an address of each set. Raises NotAllowed."""
     allowance = of_type(allowance, ipam_type)
     if options.scope:
         allowance.require_option("scope", options.scope, "ipam.scope", options.scope)

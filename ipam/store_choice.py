@@ -41,8 +41,7 @@ Source = Callable[[], Scope]
 
 
 class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `ipam` of config.yaml. `nv_ipam`: podfabric serves the pools of NVIDIA's nv-ipam in
-    that namespace."""
+    """The part `ipam` of config.yaml. `nv_ipam`: serve nv-ipam's pools in that namespace."""
 
     scope: Scope = "node"
     nv_ipam: bool = False
@@ -65,8 +64,7 @@ def of(part: object, name: str) -> AddressSettings:
 
 
 def settings(path: Path) -> AddressSettings:
-    """The settings in that file, for a call of a runtime; the defaults if it is missing. CNIError
-    5."""
+    """The settings in that file; the defaults if it is missing. Raises CNIError 5."""
     try:
         content = documents.decode(documents.read(path), str(path))
         return of(documents.mapping(content, str(path)).get(PART), str(path))

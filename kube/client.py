@@ -152,8 +152,7 @@ class ClusterApi:
         return self._write("create", "POST", where, new)
 
     def update(self, changed: AnyResource) -> AnyResource:
-        """Replace the object's spec, if its uid and resource version are still the same. Raises
-        Conflict, NotFound."""
+        """Replace the object's spec, unless it changed since it was read: Conflict, NotFound."""
         return self._write("update", "PUT", encoding.path_of(changed), changed)
 
     def update_status(self, changed: AnyResource) -> AnyResource:
@@ -176,8 +175,7 @@ class ClusterApi:
             raise
 
     def delete(self, last: AnyResource) -> None:
-        """Delete the object if its uid and version are still the same. Raises Conflict,
-        NotFound."""
+        """Delete the object, unless it changed since it was read: Conflict, NotFound."""
         meta = last.metadata
         what = f"delete {last.KIND} {meta.name}"
         self._require_leading(what)
@@ -292,8 +290,7 @@ class PendingEvents:
             self.add(reason, message, regarding, message if each_message else "")
 
     def send(self, most: int = _AT_ONCE) -> bool:
-        """Write a few pending events; returns whether more are pending. An event that cannot be
-        written is dropped."""
+        """Write a few pending events; returns whether more are pending. Drops failed ones."""
         for _ in range(min(most, len(self._waiting))):
             self._api.report(*self._waiting.popleft())
         return bool(self._waiting)

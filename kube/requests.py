@@ -118,8 +118,7 @@ class Transport(Protocol):
         more than `most` bytes, if that is not 0."""
 
     def follow(self, where: str, query: Query) -> Lines:
-        """The continuing answer to a GET. Its lines end with the connection, or with Unavailable
-        after a long silence."""
+        """The continuing answer to a GET. Raises Unavailable after a long silence."""
 
 
 class RestRequests:

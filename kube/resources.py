@@ -208,8 +208,7 @@ class SelectorTerm(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class NodeSelector(msgspec.Struct, frozen=True, rename="camel"):
-    """A NodeSelector of core/v1 (k8s.io/component-helpers/scheduling/corev1): one of the terms must
-    select the node."""
+    """One of the terms must select the node (k8s.io/component-helpers/scheduling/corev1)."""
 
     node_selector_terms: tuple[SelectorTerm, ...] | None = None
 

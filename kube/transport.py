@@ -153,8 +153,7 @@ def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
 
 
 def _lines(response: HTTPResponse) -> Iterator[bytes]:
-    """The complete lines, as they come. Raises Unavailable after SILENCE without a bookmark: the
-    follower lists again."""
+    """The complete lines, as they come. Raises Unavailable after SILENCE."""
     rest = b""
     try:
         for part in response.stream(None):

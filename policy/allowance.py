@@ -93,8 +93,7 @@ class Allowance(msgspec.Struct, frozen=True):
             raise self.not_settable(key, f'"{what}": {shown}', what)
 
     def require_match(self, *, match_device: bool, pf_only: bool = False) -> None:
-        """Raise NotAllowed unless a definition may set these options of the match with the pod's
-        devices."""
+        """Raise NotAllowed unless a definition may match the pod's devices in this way."""
         if not match_device:
             self.require_option("match_device", False, "match_device", "false")
         if pf_only:
@@ -123,8 +122,7 @@ class Allowance(msgspec.Struct, frozen=True):
         return all(EVERY_DEVICE in rule.devices for rule in self.left)
 
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
-        """The value that the first of the remaining rules sets for a missing option; else
-        `None`."""
+        """The first remaining rule's value for a missing option; else `None`."""
         return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:

@@ -58,8 +58,7 @@ class NamespaceObject(Resource, frozen=True, kw_only=True):
 
 
 class PolicyFollower(StepThread):
-    """The active policies. Threads may share it. `path` is the file of the node. Makes no request
-    before `start`."""
+    """The active policies, for any thread. `path` is the node's file. Call `start` first."""
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
         super().__init__("policies")
@@ -126,8 +125,7 @@ class PolicyFollower(StepThread):
             self._written = new
 
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
-        """The policy if its rules are readable; otherwise its last readable form, or its subjects
-        alone."""
+        """The policy, or its last readable form, or its subjects alone."""
         stored = policy.stored()
         if stored == last:
             return last

@@ -103,8 +103,7 @@ def on_node(paths: Paths) -> rules.Source:
 
 
 def load(path: Path) -> ClusterPolicies:
-    """The policies that the agent last saw. Raises CNIError 11 if the file is missing or
-    damaged."""
+    """The policies that the agent last saw. CNIError 11 if the file is missing or damaged."""
     try:
         return decode(read(str(path)))
     except FileNotFoundError:

@@ -26,8 +26,7 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write the statuses of reservations. Free blocks that no reservation names, and second blocks
-    for one pod."""
+    """Write the reservations' statuses. Free blocks without one, and second blocks of a pod."""
     reservations = tuple(reservations)
     named = {name_of(each): each for each in reservations}
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)
@@ -66,8 +65,7 @@ def reserve(
 
 
 def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> bool:
-    """Whether the reservation is for the block's pod. A new one of the same name may be for another
-    pod."""
+    """Whether the reservation is for the block's pod. It may be a new one of the same name."""
     return reservation is not None and is_of(
         reservation, block.spec.pool, pod_of(block.spec.sticky)
     )

@@ -28,8 +28,7 @@ _first = attrgetter("interval.first")
 
 
 class BlockIndex:
-    """Finds the blocks of a space that overlap an interval. Blocks with unreadable ranges are left
-    out."""
+    """Finds the blocks of a space that overlap an interval. Leaves out unreadable blocks."""
 
     def __init__(self, blocks: Iterable[AddressBlock]) -> None:
         self._spaces: defaultdict[str, list[PlacedBlock]] = defaultdict(list)

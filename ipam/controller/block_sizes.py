@@ -31,8 +31,7 @@ def is_made(pool: AddressPool) -> bool:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The planned status of a pool. `block_size` 0 is undecided. `reason` and `message` are for the
-    condition Ready."""
+    """The planned status. `block_size` 0 is undecided. `reason`, `message`: the condition Ready."""
 
     space: str = ""
     block_size: int = 0
@@ -76,8 +75,7 @@ def automatic_size(range_: Network, nodes: int) -> int:
 
 
 def plans(pools: Iterable[AddressPool], index: BlockIndex, nodes: int) -> dict[str, Plan]:
-    """The plan of each pool by its name. New decisions are safe only if the blocks were read after
-    the pools."""
+    """The plan of each pool by its name. Read the blocks after the pools, or decide nothing."""
     return _Planning(index, nodes).plans(pools)
 
 

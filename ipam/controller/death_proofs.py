@@ -90,9 +90,8 @@ def _may_be_same(node: Node, holder: Holder) -> bool:
 
 
 def _surely_another(node: Node, holder: Holder) -> bool:
-    """Whether the Node is another machine than the holder's. Clones share a machine id, and an
-    installation changes it. Only another system UUID with another Node object shows another
-    machine."""
+    """Whether the Node is another machine than the holder's: its system UUID and uid differ. Clones
+    share a machine id, and an installation changes it."""
     system_uuid = node.machine.system_uuid
     known = bool(system_uuid and holder.system_uuid)
     return known and system_uuid != holder.system_uuid and node.uid != holder.node_uid

@@ -139,8 +139,8 @@ class PoolMaker:
     def _remove(
         self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
     ) -> None:
-        """Delete pools that were made and are unused for a while. Reads the blocks again first: a
-        watch may be late."""
+        """Delete made pools that are unused for a while. A watch may be late, so read again
+        first."""
         now = self._clock()
         idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
         self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}

@@ -34,8 +34,7 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 
 
 def exposition(process: ControllerProcess) -> Callable[[], bytes]:
-    """Makes the text of a scrape. A standby shows no pools: Prometheus would add them to the
-    leader's."""
+    """Makes the text of a scrape. A standby shows no pools, or they would count twice."""
     registry = scrape.registry()
     registry.register(Source(partial(_families, process)))
     return partial(generate_latest, registry)

@@ -354,8 +354,7 @@ def _share(
     index: BlockIndex,
     offered: tuple[Interval, ...] | None,
 ) -> PoolShare:
-    """The share of a pool, with the addresses that both whereabouts and a node of ours gave to
-    pods."""
+    """The share of a pool, with the addresses that both whereabouts and we gave to pods."""
     held = {each.address: each.allocation.podref for each in given}
     conflicts = [
         f"{text(address)} is of pod {held[address]} by whereabouts, and of pod {pod} on node "

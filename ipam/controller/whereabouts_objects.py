@@ -95,8 +95,7 @@ class PoolEntry(NamedTuple):
 
 
 def entries(pool: IPPool) -> Iterator[PoolEntry]:
-    """The pool's entries; none if its range is unreadable. Leaves out unreadable offsets, as
-    whereabouts does."""
+    """The pool's entries, without unreadable ones, as in whereabouts."""
     try:
         base, network = parse_interface(pool.spec.range)
     except ValueError:
@@ -136,8 +135,7 @@ def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
 
 
 def may_be_theirs(pool: AddressPool) -> bool:
-    """Whether whereabouts may have an IPPool of the range: its name contains the network name, and
-    has no "/"."""
+    """Whether whereabouts may have an IPPool of the range: its name cannot have a "/"."""
     return "/" not in pool.spec.network_name
 
 

@@ -103,8 +103,7 @@ def _network(range_: str) -> Network:
 
 
 def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
-    """The addresses that no network of the pool may hand out. An unreadable exclude excludes
-    nothing."""
+    """The addresses that the pool never hands out. Unreadable excludes do not count."""
     try:
         first, last = of_network(range_)
     except ValueError:  # a /31 or /32, for use_all_addresses only

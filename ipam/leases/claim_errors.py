@@ -40,12 +40,14 @@ def none_left(
         )
     used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
     size = "1 address" if blocks.block_size == 1 else f"{blocks.block_size} addresses"
+    held = size_of(map(parse_interval, pool.status.held))
+    theirs = f", and pods of whereabouts have {held} addresses" if held else ""
     return CNIError(
         Code.NO_FREE_ADDRESS,
         f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
         f"{capacity} were used when nodes last reported, and all {blocks.total} blocks of {size} "
         f"that {want.range} may use are leased (IPv{family(want.range.first)})"
-        f"{_held_too(pool)}{_most_free(holder, others)}: nothing was reserved; delete "
+        f"{theirs}{_most_free(holder, others)}: nothing was reserved; delete "
         "pods that no longer need one, or widen the range",
     )
 
@@ -112,9 +114,3 @@ def _not_given(want: Want, why: str, where: str) -> AddressTaken:
         "for another address",
         where,
     )
-
-
-def _held_too(pool: AddressPool) -> str:
-    """How many addresses of the pool whereabouts has given to pods."""
-    held = size_of(map(parse_interval, pool.status.held))
-    return f", and pods of whereabouts have {held} addresses" if held else ""

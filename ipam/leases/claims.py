@@ -130,8 +130,7 @@ class Claimant:
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
     ) -> AddressBlock | None:
-        """The block for the pod's name, now of this node; `None` if this node has it already. See
-        `claim`."""
+        """The block for the pod's name, taken over; `None` if this node has it. See `claim`."""
         if found.metadata.name not in mine:
             self._require_few(pool, mine.values())
         used = self._sticky.use(found, pool, want)

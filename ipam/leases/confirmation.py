@@ -105,8 +105,7 @@ class Confirmation:
         limit: float | None = None,
         holes: tuple[Interval, ...] | None = None,
     ) -> Revision:
-        """The row after a confirmation. A row that lacks changes stays `unconfirmed` until the next
-        boot."""
+        """The row after a confirmation. An `unconfirmed` row stays so until the next boot."""
         boot = self._holder.boot
 
         def confirmed(row: LeasedBlock) -> LeasedBlock:

@@ -13,8 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedFailures:
-    """Failed work and its reasons. `api_errors` counts failures of the API server. `name` begins
-    each log line."""
+    """Failed work and its reasons. `name` begins each log line."""
 
     def __init__(self, name: str = "leases") -> None:
         self.api_errors = 0

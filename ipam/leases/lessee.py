@@ -28,7 +28,7 @@ from ipam.leases.confirmation import Confirmation
 from ipam.leases.failures import LoggedFailures
 from ipam.leases.lease_context import Leasing, identified
 from ipam.leases.leased_ranges import may_have
-from ipam.leases.objects import AddressBlock, Holder
+from ipam.leases.objects import AddressBlock
 from ipam.leases.pool_cache import NotReadyYet, Pools, Unusable
 from ipam.leases.upkeep import Upkeep
 from ipam.ranges import size_of
@@ -89,7 +89,6 @@ class Lessee(StepThread):
         self._clock = clock
         self._pools = Pools(api)
         self._events = PendingEvents(api)
-        self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
         self.leaving = False  # podfabric leaves the node: it returns every empty block
@@ -236,7 +235,7 @@ class Lessee(StepThread):
         self._confirm_at = self._clock() + self._backoff.pause()
         self._in_touch = False
         at = self._clock()
-        is_first = self._holder is None
+        is_first = self._confirmed is None
         holder = identified(self._api, self._store, self._node, self._boot)
         leasing = Leasing(self._api, self._store, self._pools, holder, self._clock)
         confirmation = Confirmation(leasing, self._events)
@@ -248,10 +247,9 @@ class Lessee(StepThread):
             if former is not None:
                 self._claimant.claims = former.claims
                 self._claimant.conflicts = former.conflicts
-        if self._holder is None:
+        if is_first:
             _log.info("leases: this store leases as %s on node %s", holder.instance, holder.node)
         confirmed = confirmation.run(at)
-        self._holder = holder
         self._objects.clear()
         self._objects |= confirmed.objects
         if confirmed.rolled_back:
@@ -264,19 +262,18 @@ class Lessee(StepThread):
         self._confirm_at = at + self._interval(row.max_offline for row in rows)
 
     def _interval(self, limits: Iterable[float]) -> float:
-        """Seconds between two confirmations of blocks with these limits. Blocks of an unusable pool
-        have the limit 0."""
+        """Seconds between two confirmations. Blocks of an unusable pool have the limit 0."""
         return max(_FIRST_RETRY, min([CONFIRM_EVERY, *(limit / 4 for limit in limits if limit)]))
 
     def _keep(self) -> None:
         self._upkeep.look()
         if self._confirmed is not None and self._upkeep.has_unconfirmed:
             self._confirm_at = min(self._confirm_at, self._confirmed + _LAST_RETRY)
-        if self._holder is None or not self._in_touch:
+        if self._claimant is None or not self._in_touch:
             return
         self._events.send()
         if self._is_due(self._return_at) and not self._upkeep.give_back(
-            self._holder.instance, self._after_adds
+            self._claimant.holder.instance, self._after_adds
         ):
             self._return_at = self._clock() + _RETURN_RETRY
         late = time.monotonic() + _AHEAD

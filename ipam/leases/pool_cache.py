@@ -47,8 +47,7 @@ def require_usable(pool: AddressPool) -> Geometry:
 
 
 def max_offline(pool: AddressPool) -> float:
-    """How many seconds after a confirmation the pool's addresses may be handed out. Raises
-    Unusable."""
+    """Seconds after a confirmation in which addresses are handed out. Raises Unusable."""
     where = f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline"
     try:
         limit = seconds(pool.spec.reclaim.max_offline)

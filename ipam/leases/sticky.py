@@ -107,9 +107,8 @@ def is_let_go(found: AddressBlock) -> bool:
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Release an unused block for the next holder; `probe`: it must probe the addresses. ApiError.
-    The status goes first: it is from this holder's store, and the next holder compares it with its
-    own."""
+    """Release an unused block for the next holder, which must `probe` its addresses. ApiError. The
+    status is reset first: the next holder compares it with its own store."""
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
         api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))
@@ -118,8 +117,7 @@ def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
 def row_of(
     stored: AddressBlock, pool: AddressPool, domain: str, boot: str, at: float
 ) -> LeasedBlock:
-    """The row of a block that this node holds as of `at` (CLOCK_BOOTTIME) in `boot`. Raises
-    Unusable."""
+    """The row of a block that this node holds since `at` (CLOCK_BOOTTIME). Raises Unusable."""
     covered = block_layout.interval(stored)
     return LeasedBlock(
         name=stored.metadata.name,
@@ -196,9 +194,8 @@ class StickyClaims:
         ]
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
-        """The block of the pod's name, now of this node; `None` if its row is usable already.
-        Raises CNIError 11 if another node still has it, 110 if the address is excluded. Raises
-        Unusable, ApiError."""
+        """The block of the pod's name, taken over; `None` if its row is usable already. Raises
+        CNIError 11 if another node still has it, 110 if it is excluded; Unusable, ApiError."""
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
             if row.is_confirmed(self._holder.boot, self._clock()):

@@ -122,8 +122,7 @@ class Upkeep:
                 self._tell_at = now
 
     def _tell_one(self) -> bool:
-        """Write the status of the block whose use has changed most; returns whether one has
-        changed."""
+        """Write the status of the block whose use changed most. False if none changed."""
         changes = {
             each.block: abs(each.used - self._objects[each.block.name].status.used)
             for each in self.survey.blocks

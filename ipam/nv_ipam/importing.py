@@ -67,8 +67,7 @@ class _DaemonStore(msgspec.Struct, frozen=True):
 
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
-    """All reservations of the daemon's store. Raises OSError; CNIError 6 if it is damaged, 11 if
-    the daemon still runs."""
+    """The daemon's reservations. OSError; CNIError 6 if damaged, 11 if the daemon runs."""
     _require_stopped(source.with_name("daemon.sock"))
     content = source.read_bytes()
     try:

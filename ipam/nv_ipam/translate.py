@@ -91,8 +91,7 @@ def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
 
 
 def _written(network: NetworkConfig) -> tuple[_PoolNames, _PodWishes, tuple[str, ...]]:
-    """The parts that are the same for all pods of a definition. The last has the addresses in
-    `runtimeConfig`."""
+    """The parts of a definition that all its pods share, and the addresses in `runtimeConfig`."""
 
     def part(path: str, shape: type[T]) -> T:
         section = network.at(path, dict[str, Any]) or {}
@@ -266,8 +265,7 @@ def translate(
 
 
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """The options of a definition alone: the names of its pools, and requested addresses. Raises
-    CNIError 7 or 4."""
+    """The pools' names and requested addresses of a definition alone. Raises CNIError 7 or 4."""
     asked = read_options(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
@@ -324,8 +322,7 @@ def _requested_range(pool: NodePool, where: str, address: int) -> Range:
 
 @lru_cache(128)
 def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None) -> Range:
-    """The node's addresses of a pool: those for pods, the gateways, or the address of index `at` in
-    each prefix."""
+    """The node's addresses for pods, or the gateways, or those of index `at` in each prefix."""
     holes = merged(map(parse_interval, (*pool.excluded, *pool.others)))
     usable = list[Interval]()
     for network in prefixes_of(pool):

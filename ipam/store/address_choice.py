@@ -55,8 +55,7 @@ class Chooser:
         return reserved
 
     def _held_before(self) -> list[tuple[int, Reservation]]:
-        """Reservations of the attachment from an earlier boot, and of its pod from an earlier
-        sandbox."""
+        """The attachment's reservations of earlier boots, and its pod's of earlier sandboxes."""
         own = self._tables.of_attachment(self._owner.attachment)
         alive = [reservation for reservation in own if reservation.boot == self._boot]
         if alive:

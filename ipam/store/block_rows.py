@@ -84,8 +84,7 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return is_here and is_within(parse(reservation.address), self.unprobed)
 
     def probed(self, seen: Iterable[Interval], answered: Iterable[Interval]) -> "LeasedBlock":
-        """The block after probes of the addresses in `seen`. Other machines `answered` for some of
-        them."""
+        """The block after probes of `seen`. Other machines `answered` for some addresses."""
         holes = merged(seen)
         return msgspec.structs.replace(
             self,

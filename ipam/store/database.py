@@ -166,8 +166,7 @@ class Database:
         self.connection.close()
 
     def look(self) -> None:
-        """Begin to read one state of the database. `end` ends this, or `change` turns it into a
-        write."""
+        """Begin to read one state. `end` ends this, or `change` turns it into a write."""
         self._execute("BEGIN")
         self._read_meta()
 
@@ -225,8 +224,7 @@ class Database:
 
 
 def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
-    """The CNIError for one of FAILURES of the store in `directory`; `outcome` is the state of the
-    change."""
+    """The CNIError for one of FAILURES; `outcome` is the state of the change."""
     if isinstance(error, OtherVersion):
         return CNIError(
             Code.STORE_DAMAGED,

@@ -43,8 +43,7 @@ Say = Callable[[str], None]
 
 
 class LivingAddress(NamedTuple):
-    """An address of an interface in a living network namespace, with the namespace's path and
-    inode."""
+    """An interface's address in a living network namespace, with its path and inode."""
 
     address: str
     ifname: str
@@ -119,16 +118,14 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
 
 
 def rebuild(directory: Path, say: Say) -> None:
-    """Set the store's files aside. The next process that opens the store fills a new one. CNIError
-    5 or 11."""
+    """Set the store's files aside. The next opening fills a new store. CNIError 5 or 11."""
     with locked(directory) as lock:
         replace(directory, lock, say)
 
 
 def replace(directory: Path, lock: StoreLock, say: Say) -> None:
     """Set the store's files aside, and put an empty database of the same lessee in place. The
-    caller holds the lock, and has no file open. A kill leaves either the damaged files or the new
-    one."""
+    caller holds the lock, and has no file open. A kill leaves the old or the new files."""
     lock.note(lock.noted()._replace(lost=True))  # for the next process after a kill
     meta, lessee = None, None
     if has_content(directory / DATABASE) or has_content(directory / WAL):

@@ -65,8 +65,7 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """`reserve` from the sets that `seen` returns for the present tables. Reserves nothing if
-        `seen` returns no set."""
+        """`reserve` from the sets that `seen` returns for the present tables, if any."""
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
@@ -130,8 +129,7 @@ class SqliteStore:
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """Free and return the addresses of `network` whose (container id, ifname) is not in
-        `valid`."""
+        """Free and return the network's addresses whose attachment is not in `valid`."""
         with self._files.transaction() as tables:
             dead = [
                 reservation

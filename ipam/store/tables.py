@@ -188,8 +188,7 @@ class Tables(Database):
                 raise Damage(f"{check}: {answer}")
 
     def verify(self) -> None:
-        """Read the whole database. Raises Damage or sqlite3.Error if something contradicts the
-        rest."""
+        """Read the whole database. Raises Damage or sqlite3.Error."""
         self._require_ok("integrity_check")
         keys = self._execute("SELECT domain, address FROM reservation ORDER BY domain, address")
         runs = self._execute("SELECT domain, first, last FROM run ORDER BY domain, first")
@@ -285,8 +284,7 @@ class Tables(Database):
         return None if row is None else _run_of(row)
 
     def _runs_around(self, domain: str, address: int) -> tuple[Interval | None, Interval | None]:
-        """The last run that begins at `address` or below, and a run that begins right above
-        `address`."""
+        """The last run that begins at `address` or below, and one that begins right above it."""
         rows = self._execute(
             "SELECT domain, first, last FROM run WHERE domain = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 2",
