@@ -63,7 +63,6 @@ def status(
     free = _free(geometry, indexes, holes)
     # Any node may take these over.
     free += sum(is_let_go(each.block) and not each.block.spec.sticky.reservation for each in leased)
-    mapped = geometry.total <= MOST_MAPPED
     return replace(
         made,
         block_size=plan.block_size,
@@ -76,7 +75,7 @@ def status(
             capacity=min(size_of([whole]) - size_of(holes), MOST),
             used=sum(placed.block.status.used for placed in leased),
         ),
-        free_map=free_map(indexes, geometry.total) if mapped else "",
+        free_map=free_map(indexes, geometry.total) if geometry.total <= MOST_MAPPED else "",
         conditions=_dated(pool, _conditions(plan, told, free), now),
     )
 

@@ -1,5 +1,4 @@
-"""The objects of whereabouts (whereabouts.cni.cncf.io/v1alpha1), as far as addresses depend on
-them.
+"""Reads and changes the objects of whereabouts (whereabouts.cni.cncf.io/v1alpha1).
 
 whereabouts before 0.4.2 wrote no `podref`.
 """

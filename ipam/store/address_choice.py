@@ -1,7 +1,7 @@
-"""Chooses the addresses of an attachment, or says why it gets none.
+"""Chooses the addresses of an attachment, or raises the reason why it gets none.
 
 A domain is where an address is unique. Two domains may still be on one wire: an option makes a
-range private, and says nothing of the link. So an address is never given out that another domain
+range private, and does not change the link. So an address is never given out that another domain
 holds on the same segment.
 """
 

@@ -1,5 +1,4 @@
-"""Reads and writes the tables of the database: reservations, runs of taken addresses, leased
-blocks.
+"""Reads and writes the tables: reservations, runs of taken addresses, leased blocks.
 
 Reservations and runs hold the same addresses in two forms. They are compared before an address is
 handed out or released. `Damage` if they differ.
