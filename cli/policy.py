@@ -248,6 +248,6 @@ def _addresses(request: Request, allowed: Allowance) -> Allowance:
     if not config.type:
         return allowed
     if config.type in (OURS, *TAKEN_OVER):
-        options, sets = store_choice.declared(request)
-        return address_policy.of_configuration(allowed, options, sets, config.type)
+        allowed = address_policy.of_type(allowed, config.type)
+        return address_policy.of_configuration(allowed, *store_choice.declared(request))
     return require_allowed(config, allowed)

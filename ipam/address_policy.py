@@ -34,10 +34,9 @@ def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
 
 
 def of_configuration(
-    allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet], ipam_type: str
+    allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet]
 ) -> Allowance:
     """The allowance after a configuration's requests, an address of each set. Raises NotAllowed."""
-    allowance = of_type(allowance, ipam_type)
     if options.scope:
         allowance.require_option("scope", options.scope, "ipam.scope", options.scope)
     key = "ipam.poolName" if options.pools else "ipam.network_name"

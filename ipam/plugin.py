@@ -91,8 +91,8 @@ class AddressPlugin:
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
         """The remaining allowance after the configuration. Raises CNIError 121."""
-        options, sets = self._stores.asked(request)
-        return address_policy.of_configuration(allowed, options, sets, request.config.ipam.type)
+        allowed = address_policy.of_type(allowed, request.config.ipam.type)
+        return address_policy.of_configuration(allowed, *self._stores.asked(request))
 
     def reserve(
         self,
@@ -111,8 +111,7 @@ class AddressPlugin:
             allowed = self.allowance(request)
         options, final = self._stores.asked(request)
         if options.pools:  # they may have changed since the rules were applied
-            ipam_type = request.config.ipam.type
-            allowed = address_policy.of_configuration(allowed, options, final, ipam_type)
+            allowed = address_policy.of_configuration(allowed, options, final)
         owner, paths = _owner(request, allowed), allowed.host_paths
         may_be_private = allowed.may("private_ranges", True)
         sets = [range_set.without(answered) for range_set in final] if answered else final

@@ -75,7 +75,8 @@ def automatic_size(range_: Network, nodes: int) -> int:
 
 
 def plans(pools: Iterable[AddressPool], index: BlockIndex, nodes: int) -> dict[str, Plan]:
-    """The plan of each pool by its name. Read the blocks after the pools, or decide nothing."""
+    """The plan of each pool by its name. New decisions are safe only if the blocks were read after
+    the pools."""
     return _Planning(index, nodes).plans(pools)
 
 

@@ -94,7 +94,7 @@ class PoolEntry(NamedTuple):
 
 
 def entries(pool: IPPool) -> Iterator[PoolEntry]:
-    """The pool's entries, without unreadable ones, as in whereabouts."""
+    """The pool's readable entries, as in whereabouts. Empty if its range is unreadable."""
     try:
         base, network = parse_interface(pool.spec.range)
     except ValueError:

@@ -30,7 +30,7 @@ def policy(**use: Any) -> Policy:  # noqa: ANN401
 
 def asked(tmp_path: Path, allowed: Allowance, **how: Any) -> Allowance:  # noqa: ANN401
     call = request("ADD", {"type": "nv-ipam", "poolName": "pool"}, "c1", pod="p", **how)
-    return of_configuration(allowed, *declared(call), "nv-ipam")
+    return of_configuration(allowed, *declared(call))
 
 
 def test_pools_and_addresses_of_nv_ipam_need_a_rule(tmp_path: Path) -> None:
