@@ -118,7 +118,7 @@ def unreadable() -> Sequence[Metric]:
     clients = tuple(_clients)
     if not clients:
         return ()
-    from kube.object_reader import unreadable_family
+    from kube.encoding import unreadable_family
 
     found = (each for api in clients for each in api.unreadable())
     named = {(each.kind, each.metadata.namespace, each.metadata.name): each for each in found}

@@ -45,8 +45,7 @@ from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from host import procfs
 from ipam.delegation import OURS, TAKEN_OVER
-from ipam.executable import IpamExecutable
-from ipam.plugin import AddressPlugin
+from ipam.plugin import AddressPlugin, IpamExecutable
 from ipam.store.store_files import StoreFiles
 from ipam.store_choice import Scope, Stores
 from policy.rules import Policy

@@ -247,8 +247,7 @@ def _addresses(request: Request, allowed: Allowance) -> Allowance:
     config = request.config.ipam
     if not config.type:
         return allowed
-    allowed = address_policy.of_type(allowed, config.type)
     if config.type in (OURS, *TAKEN_OVER):
+        allowed = address_policy.of_type(allowed, config.type)
         return address_policy.of_configuration(allowed, *store_choice.declared(request))
-    require_allowed(config, allowed)
-    return allowed
+    return require_allowed(config, allowed)

@@ -52,7 +52,7 @@ def ipam() -> None:
 
     def load() -> "Plugin":
         from cni.attachments import node_facts
-        from ipam.executable import IpamExecutable
+        from ipam.plugin import IpamExecutable
         from policy import stored_policies
 
         node = paths()

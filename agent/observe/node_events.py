@@ -19,8 +19,7 @@ from base.loop import StepThread
 if TYPE_CHECKING:
     from gpu.limits.refusals import Refusal
     from gpu.watch.enforcement import OverUse
-    from kube.client import ClusterApi
-    from kube.events import PendingEvents
+    from kube.client import ClusterApi, PendingEvents
 
 OVER, KILLED = "GpuMemoryOverUse", "GpuMemoryOverUseKilled"
 REFUSED = "GpuRefused"
@@ -95,7 +94,7 @@ class AgentEvents(StepThread):
                 self._environ = {}  # the log has said why
                 self._waiting.clear()
                 return _FOR_LONG
-            from kube.events import PendingEvents
+            from kube.client import PendingEvents
 
             decoding.build_decoders()  # of the modules that were imported just now
             self._events = PendingEvents(api)
