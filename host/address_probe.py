@@ -45,7 +45,7 @@ def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -
     """Which of these addresses another machine on the link has: its hardware address for each.
 
     The interface must have carrier, none of the addresses, and for IPv6 the family enabled.
-    HostError if it cannot be asked.
+    Raises HostError if it cannot be asked.
     """
     mine = packets.octets(link.mac)
     targets = {address: _target(link, mine, address) for address in addresses}

@@ -111,7 +111,7 @@ def _feature_blocks(route: Rtnetlink, name: str) -> list[tuple[int, ...]]:
 
 
 def _ioctl(route: Rtnetlink, name: str, command: int, rest: bytes) -> bytes:
-    """Pass a struct that begins with the command; the rest of it as the kernel left it. OSError."""
+    """Pass a struct that begins with the command; the rest of it as the kernel left it. Raises OSError."""
     passed = ctypes.create_string_buffer(_COMMAND.pack(command) + rest, _COMMAND.size + len(rest))
     encoded = name.encode(errors="surrogateescape")
     fcntl.ioctl(route, SIOCETHTOOL, _IFREQ.pack(encoded, ctypes.addressof(passed)))

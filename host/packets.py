@@ -47,7 +47,7 @@ def packet_address(link: Link, protocol: int, destination: bytes = b"") -> bytes
 
 
 def send(sender: socket.socket, payload: bytes, address: bytes) -> None:
-    """Send the payload of a frame to a `packet_address`. OSError."""
+    """Send the payload of a frame to a `packet_address`. Raises OSError."""
     sent = _libc.sendto(sender.fileno(), payload, len(payload), 0, address, len(address))
     if sent < 0:
         error = ctypes.get_errno()

@@ -87,7 +87,7 @@ class Match:
     def candidates(self, device_id: str = "") -> list[PodDevice]:
         """The HCAs to try, in order; only those of `device_id`, if that is not "".
 
-        CNIError 120 if the pod does not hold that device.
+        Raises CNIError 120 if the pod does not hold that device.
         """
         if not device_id:
             return self._ordered(self.holdings.hcas)
@@ -115,7 +115,7 @@ class Match:
     def using(self, hca: str, key: str, shown: str, *, parent: str = "") -> Allowance:
         """The allowance of the attachment on an HCA, which `key` of the configuration led to.
 
-        `parent` is the only interface of it that counts, if that is not "". NotAllowed, if no rule
+        `parent` is the only interface of it that counts, if that is not "". Raises NotAllowed, if no rule
         that allows the rest has the device.
         """
         if self.allowance.has_every_device:
@@ -220,7 +220,7 @@ def _unrecorded(hca: str) -> AllocatedHCA:
 def matched(
     paths: Paths, request: Request, pod: Pod, *, needed: bool, wanted: bool, allowance: Allowance
 ) -> Match:
-    """The match of one ADD. CNIError 11 if it is unknown what this pod and other pods hold.
+    """The match of one ADD. Raises CNIError 11 if it is unknown what this pod and other pods hold.
 
     `needed` is true if nothing else can choose the device. `wanted` is false if the configuration
     opts out of the match: then what the pod holds does not count. A call that names no pod is

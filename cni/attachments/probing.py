@@ -21,7 +21,7 @@ def probed(
     """The answer of `ipam` once no other machine has its addresses: another one, if `ipam` has
     other addresses for one that answered. The interface is up.
 
-    CNIError 11 if another machine has an address. Without carrier no answer can come: then the pod
+    Raises CNIError 11 if another machine has an address. Without carrier no answer can come: then the pod
     gets the addresses unprobed, and an event says so.
     """
     ready = links.await_carrier(pod, link, CARRIER_WAIT)

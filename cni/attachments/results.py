@@ -48,7 +48,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def previous_document(request: Request) -> dict[str, Any] | None:
-    """The prevResult of a request as plain values. CNIError 6 if it is not a valid result."""
+    """The prevResult of a request as plain values. Raises CNIError 6 if it is not a valid result."""
     if request.previous_result is None:
         return None
     return request.config.at("prevResult", dict[str, Any])
@@ -118,7 +118,7 @@ def document(request: Request, interface: Interface, answer: Result, dns: DNS) -
 
 
 def expected(request: Request) -> Expected:
-    """The prevResult of a CHECK. CNIError 7 if it is missing, 102 if its sandbox is another one."""
+    """The prevResult of a CHECK. Raises CNIError 7 if it is missing, 102 if its sandbox is another one."""
     previous = request.previous_result
     if previous is None:
         raise invalid_config("prevResult missing: CHECK compares with the result of ADD")
@@ -143,7 +143,7 @@ def previous_interface(request: Request) -> Interface | None:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """The plugin's record of an attachment. CNIError 102 if there is none, 113 if it is damaged."""
+    """The plugin's record of an attachment. Raises CNIError 102 if there is none, 113 if it is damaged."""
     try:
         entry = journal.read(attachment)
         if entry is None:

@@ -85,7 +85,7 @@ def read(request: Request) -> IpoibOptions:
 
 
 def allowed(wanted: IpoibOptions, allowance: Allowance) -> Allowance:
-    """The allowance with these options, as far as no parent is needed to tell. CNIError 121."""
+    """The allowance with these options, as far as no parent is needed to tell. Raises CNIError 121."""
     allowance.require_match(match_device=wanted.match_device)
     for key, is_on in (("proxy_arp", wanted.proxy_arp), ("accept_ra", wanted.accept_ra)):
         if is_on:

@@ -85,7 +85,7 @@ def _child_on(
 
 
 def _parent(route: Rtnetlink, name: str) -> Link:
-    """The IPoIB interface of that name. CNIError 7 if it cannot be a parent."""
+    """The IPoIB interface of that name. Raises CNIError 7 if it cannot be a parent."""
     parent = links.find(route, name)
     if parent is None:
         said = "does not exist"

@@ -168,7 +168,7 @@ class IPoIB(InterfacePlugin):
         return removed
 
     def compare(self, attachment: Attachment, request: Request) -> None:
-        """Compare the child with the record and prevResult. CNIError 102 for a difference."""
+        """Compare the child with the record and prevResult. Raises CNIError 102 for a difference."""
         options.read(request)
         child_check.check(self.journal, attachment, request)
 
@@ -202,7 +202,7 @@ class IPoIB(InterfacePlugin):
         return plan
 
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
-        """The child with carrier, or after no wait at all. CNIError 11 if it gets none."""
+        """The child with carrier, or after no wait at all. Raises CNIError 11 if it gets none."""
         seconds = plan.options.carrier_wait
         ready = links.await_carrier(sandbox.pod, moved, seconds)
         if ready.carrier or not seconds:

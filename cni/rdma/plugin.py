@@ -1,6 +1,4 @@
-"""The plugin `rdma`: ADD moves RDMA devices and adds them to the entry of `sriov`, which does the
-rest.
-"""
+"""The plugin `rdma`: ADD moves RDMA devices and adds them to the journal's entry of `sriov`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +34,7 @@ class Rdma:
         self._journal = Journal(paths)
 
     def add(self, request: Request) -> dict[str, Any]:
-        """Move the RDMA devices of the VF that `sriov` has moved. Answers prevResult unchanged."""
+        """Move the RDMA devices of the VF that `sriov` has moved. Returns prevResult unchanged."""
         previous = results.previous_document(request)
         if previous is None:
             raise invalid_config(
@@ -66,7 +64,7 @@ class Rdma:
         """Nothing: the DEL of `sriov` follows and restores the devices."""
 
     def check(self, request: Request) -> None:
-        """Whether the devices are in the pod. CNIError 102 if not."""
+        """Raise CNIError 102 if the devices are not in the pod."""
         with explained(), _namespace_of(request) as namespace:
             record = results.recorded(self._journal, Attachment.of(request), DeviceRecord)
             if not record.rdma:
@@ -77,7 +75,7 @@ class Rdma:
         """Nothing: the attachments are those of `sriov`."""
 
     def status(self, request: Request) -> None:
-        """Whether RDMA devices can be moved on this node."""
+        """Raise CNIError 50 if RDMA devices cannot be moved on this node."""
         try:
             require_isolation()
         except CNIError as error:

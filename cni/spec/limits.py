@@ -1,11 +1,12 @@
-"""How much a network configuration may hold. docs/limits.md has the table for users.
+"""The limits of a network configuration. docs/limits.md has the table for users.
 
-Whoever writes a NetworkAttachmentDefinition or annotates a pod chooses how large a configuration
-is, and one agent reads those of all pods of a node. So no other code decodes a configuration:
+The author of a NetworkAttachmentDefinition or of a pod's annotation chooses the size of a
+configuration, and one agent reads those of all pods of a node. So all code decodes through this
+module:
 
-- `decode` refuses one that is beyond the limits. It is for verbs that may be refused.
-- `require_readable` only refuses nesting that would overflow the stack of a thread that decodes it,
-  which would end the agent. It is for DEL and GC: what there is must be released.
+- `decode` refuses a configuration beyond the limits. It is for verbs that may be refused.
+- `require_readable` refuses only nesting that would overflow the decoding thread's stack, which
+  would end the agent. It is for DEL and GC, which must release what exists.
 """
 
 import json
@@ -24,7 +25,7 @@ MAX_DEPTH = 32
 MAX_KEY = 256  # characters
 MAX_TEXT = 16 << 10  # characters
 MAX_ESCAPES = 1 << 16  # backslashes
-MAX_KEYS = 64  # beside the plugin's own and the runtime's, at the top
+MAX_KEYS = 64  # at the top, without the plugin's own and the runtime's
 MAX_ARGS = 16 << 10  # characters of CNI_ARGS
 
 # Entries of the lists of a configuration or a result.
@@ -50,13 +51,13 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def require_readable(raw: bytes) -> None:
-    """Raise CNIError 6 for JSON whose nesting could overflow the stack of whoever decodes it."""
+    """Raise CNIError 6 for JSON whose nesting could overflow the decoder's stack."""
     if raw.count(b"[") + raw.count(b"{") > READABLE_DEPTH:
         depth_of(raw, READABLE_DEPTH, len(raw))
 
 
 def decode(raw: bytes) -> object:
-    """The JSON value of `raw`. A number that no float can hold is a msgspec.Raw of its text.
+    """The JSON value of `raw`. A number that does not fit a float is a msgspec.Raw of its text.
 
     Raises CNIError 7 if it is beyond a limit above or has a key twice, 6 if it is not JSON.
     """
@@ -68,7 +69,7 @@ def decode(raw: bytes) -> object:
         raise invalid_config(
             f"the configuration has more than {MAX_ESCAPES} backslashes: shorten its texts"
         )
-    small = len(raw) <= MAX_TEXT  # so that no text in it is too long, nor are there many values
+    small = len(raw) <= MAX_TEXT  # then no text is too long, and there are not too many values
     depth = raw.count(b"[") + raw.count(b"{")
     if not small or depth > MAX_DEPTH:
         depth = depth_of(raw, MAX_DEPTH, MAX_VALUES)
@@ -86,19 +87,19 @@ def decode(raw: bytes) -> object:
     return document
 
 
-def not_decoded(why: object) -> CNIError:
-    """The error for a configuration that is no JSON object; 6 is its code."""
+def not_decoded(reason: object) -> CNIError:
+    """CNIError 6, for a configuration that is not a JSON object."""
     return CNIError(
-        Code.DECODING_FAILURE, f"the network configuration cannot be read as a JSON object: {why}"
+        Code.DECODING_FAILURE,
+        f"the network configuration cannot be read as a JSON object: {reason}",
     )
 
 
 def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
     """How deep JSON is nested; 0 stands for any depth up to `allowed`.
 
-    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It does not decode: it
-    counts brackets and commas outside of strings, `part` bytes at a time, so that other threads run
-    in between, and it stops at the first excess.
+    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It counts brackets and
+    commas outside of strings, `part` bytes at a time, so that other threads run in between.
     """
     depth = deepest = values = strings = 0
     for outside, inside in _parts_of(raw, part):
@@ -121,7 +122,7 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
 
 
 def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
-    """JSON text without its strings, in parts, each with the number of strings that end in it."""
+    """The JSON text without its strings, in parts, each with the number of strings ending in it."""
     in_string = False
     rest = b""
     for start in range(0, len(raw), size):
@@ -162,10 +163,6 @@ def _marked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return plain
 
 
-def _integer(text: str) -> int | msgspec.Raw:
-    return int(text) if len(text) <= _LONGEST_INTEGER else msgspec.Raw(text)
-
-
 def _float(text: str) -> float | msgspec.Raw:
     number = float(text)
     return msgspec.Raw(text) if math.isinf(number) else number
@@ -178,7 +175,7 @@ def _refuse_constant(name: str) -> object:
 def _decoder(hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> json.JSONDecoder:
     return json.JSONDecoder(
         object_pairs_hook=hook,
-        parse_int=_integer,
+        parse_int=lambda text: int(text) if len(text) <= _LONGEST_INTEGER else msgspec.Raw(text),
         parse_float=_float,
         parse_constant=_refuse_constant,
     )
@@ -192,7 +189,7 @@ _Path = tuple["_Path | None", str | int]
 
 
 def _refuse_first_wrong(document: object) -> None:
-    """Raise CNIError 7 for the first value that is too deep or long, or key that stands twice."""
+    """Raise CNIError 7 for the first value that is too deep or long, or key that occurs twice."""
     waiting: list[tuple[object, _Path | None, int]] = [(document, None, 0)]
     while waiting:
         value, path, depth = waiting.pop()
@@ -225,7 +222,7 @@ def _refuse_keys(value: dict[str, Any], path: _Path | None) -> None:
 
 
 def _shown(path: _Path | None) -> str:
-    """A path such as `ipam.ranges[0][1].subnet`; only the end of one that is long."""
+    """A path such as `ipam.ranges[0][1].subnet`. Of a long one only the end."""
     shown = ""
     while path is not None and len(shown) < MAX_PATH:
         path, key = path

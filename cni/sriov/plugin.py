@@ -95,7 +95,7 @@ class Sriov(InterfacePlugin):
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Restore the attachment's device, unless that was done already. HostError, Busy."""
+        """Restore the attachment's device, unless that was done already. Raises HostError, Busy."""
         vf_release.release(self.journal, self.paths, attachment, request, entry)
         if entry is not None:
             sriov_cni.forget(self.paths, attachment, entry.device)
@@ -105,7 +105,7 @@ class Sriov(InterfacePlugin):
         return sriov_cni.adopt(self.journal, self.paths, attachment, request)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
-        """Compare the device with the record and prevResult. CNIError 102 for a difference."""
+        """Compare the device with the record and prevResult. Raises CNIError 102 for a difference."""
         options.read(request)
         vf_check.check(self.journal, self.paths, attachment, request)
 

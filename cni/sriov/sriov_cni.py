@@ -68,7 +68,7 @@ def adopt(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request
 ) -> JournalEntry | None:
     """Write the journal's entry of such an attachment. None if there is no file of it, or if
-    another attachment has the VF by now. HostError if its interface is in another living namespace.
+    another attachment has the VF by now. Raises HostError if its interface is in another living namespace.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)

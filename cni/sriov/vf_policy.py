@@ -28,7 +28,7 @@ _SAFE: Mapping[str, int | str | None] = {
 
 
 def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
-    """The allowance with these options, as far as no device is needed to tell. CNIError 121."""
+    """The allowance with these options, as far as no device is needed to tell. Raises CNIError 121."""
     allowance.require_match(match_device=wanted.match_device, pf_only=wanted.pf_only)
     flags = {key: getattr(wanted, key) for key in ("accept_ra", "allmulti", "promisc")}
     for key, value in {**flags, **wanted.vf}.items():
@@ -51,7 +51,7 @@ def completed(
     *,
     infiniband: bool,
 ) -> tuple[SriovOptions, Allowance]:
-    """The options with what rules put in where the configuration is silent. CNIError 7, 121.
+    """The options with what rules put in where the configuration is silent. Raises CNIError 7, 121.
 
     A rule may fix a VLAN and a P_Key: the device has one of them.
     """
@@ -76,7 +76,7 @@ def completed(
 def as_planned(
     plan: DevicePlan, wanted: SriovOptions, allowance: Allowance, *, infiniband: bool
 ) -> Allowance:
-    """The allowance with what the device keeps where the configuration is silent. CNIError 121.
+    """The allowance with what the device keeps where the configuration is silent. Raises CNIError 121.
 
     These are an Ethernet device's VLAN and an InfiniBand interface's P_Key. No PF tags the frames
     of an SF or of a whole PF: as with VLAN 0, the pod may send any tag. The MTU that the device
@@ -95,7 +95,7 @@ def as_planned(
 
 
 def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
-    """The allowance in the partition that an InfiniBand interface is in. CNIError 121.
+    """The allowance in the partition that an InfiniBand interface is in. Raises CNIError 121.
 
     Only the subnet manager sets it: a "pkey" that is written moves the interface nowhere.
     """

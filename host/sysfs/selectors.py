@@ -95,7 +95,7 @@ def names(selector: Selector) -> bool:
 
 
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:
-    """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}); without "#" the set is None. ValueError."""
+    """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}); without "#" the set is None. Raises ValueError."""
     name, mark, indexes = text.partition("#")
     if not name:
         raise ValueError("a name is missing before the #")
