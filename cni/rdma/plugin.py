@@ -8,7 +8,7 @@ import msgspec
 from base import interrupts
 from base.paths import Paths
 from cni.attachments import results
-from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from cni.attachments.journal import Journal, JournalEntry
 from cni.attachments.lifecycle import Undo, explained
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
@@ -57,7 +57,7 @@ class Rdma:
                 self._journal.write(entry.with_record(moved))
                 undo.register("the RDMA devices", lambda: self._restore(moved, namespace))
                 rdma_devices.move_in(self._paths, moved, namespace)
-                interrupts.hold()  # from here on the call is answered as done
+                interrupts.hold()  # from here on the call reports success
         return previous
 
     def delete(self, request: Request) -> None:
@@ -87,12 +87,7 @@ class Rdma:
 
     def _entry(self, request: Request) -> JournalEntry:
         attachment = Attachment.of(request)
-        try:
-            entry = self._journal.read(attachment)
-        except JournalDamaged as damage:
-            raise CNIError(
-                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
-            ) from None
+        entry = self._journal.read(attachment)
         if entry is None or entry.plugin != "sriov" or not entry.device:
             raise invalid_config(
                 f'"rdma" completes what "sriov" of podfabric has attached, and the journal '

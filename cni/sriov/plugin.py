@@ -124,7 +124,7 @@ class Sriov(InterfacePlugin):
             request,
             wanted.pod,
             needed=not wanted.device and not wanted.masters,
-            wanted=wanted.match_device,
+            match_device=wanted.match_device,
             allowance=allowance,
         )
 
