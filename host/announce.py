@@ -25,8 +25,8 @@ ROUTE_TIME = 0.2  # seconds
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> list[str]:
     """Send one announcement for each address (CIDR) of an interface that has carrier.
 
-    Returns a text for each one that failed. Neighbours that know the address by another hardware
-    address then ask again some time later, so no caller fails for it.
+    Returns a text for each failure. No caller fails for it: neighbours with an old entry for the
+    address ask again after some time.
     """
     ips = [cidr.partition("/")[0] for cidr in addresses]
     mac = packets.octets(link.mac)
@@ -71,7 +71,7 @@ def _send_advertisement(link: Link, source: str, message: bytes) -> None:
 
 
 def _has_route(sender: socket.socket, link: Link) -> bool:
-    """Whether the kernel has added the multicast route, which it does after it shows carrier."""
+    """Whether the kernel has added the multicast route, which it does after it reports carrier."""
     try:
         sender.connect((ALL_NODES, 0, 0, link.index))
     except OSError as error:

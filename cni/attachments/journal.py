@@ -6,13 +6,11 @@ left to undo:
     {"crc32": "89abcdef", "entry": {"version": 1, "plugin": "ipoib", "network": ..., ...}}
 
 The checksum covers the bytes of "entry" and detects a torn or flipped file. A later entry of the
-attachment is appended as a line, and the last whole line counts. A kill or a power cut may tear a
-line.
+attachment is appended as a line. The last line counts, unless a kill or a power cut has torn it.
 
 `devices/<device>/` has an empty file for each attachment that may have the device, with the name of
 its journal file. It is made before the entry and removed after the device is released, so a kill
-may leave one too many until the attachment is removed. A power cut may lose them, which is
-harmless: after a reboot no attachment has a device.
+may leave one too many. A power cut may lose it: after a reboot no attachment has a device.
 """
 
 import json

@@ -45,7 +45,7 @@ class Rdma:
             entry = self._entry(request)
             record = entry.undo_as(DeviceRecord)
             if record.rdma:
-                if rdma_devices.are_in(namespace, record):
+                if not rdma_devices.missing(namespace, record):
                     return previous
                 self._restore(record, namespace)  # an earlier ADD died halfway
             devices = self._devices(record)

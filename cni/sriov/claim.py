@@ -1,4 +1,4 @@
-"""Claiming a device: choosing one and writing down that it is this attachment's.
+"""Claims a device: chooses one and records that it is this attachment's.
 
 Nothing else is changed, except that a device of a dead attachment is released first.
 """
@@ -37,14 +37,14 @@ class ClaimedDevice(NamedTuple):
     entry: JournalEntry
     record: DeviceRecord
     plan: DevicePlan
-    wanted: SriovOptions  # with what rules put in
-    allowance: Allowance  # what the attachment may use beside it
+    wanted: SriovOptions  # with the values that rules fix
+    allowance: Allowance  # of the attachment, for its addresses
 
 
 class _InUse(Exception):
     """Another attachment has the device. `settling`: a call for that attachment is running.
 
-    The text is for the tenant; only the note for the administrator names the other attachment.
+    The text is for the tenant. Only the note for the administrator names the other attachment.
     """
 
     def __init__(self, owner: JournalEntry, *, settling: bool) -> None:
@@ -80,10 +80,10 @@ class Claimer:
         host: Rtnetlink,
         match: Match,
     ) -> ClaimedDevice:
-        """The first candidate that will do. Raises CNIError with the reason for each other one.
+        """The first suitable candidate. Raises CNIError with a reason for each candidate.
 
         If none is free, but a call for an attachment that has one is running, wait for that call.
-        Other attachments of the pod may choose meanwhile.
+        Other attachments of the pod may choose during the wait.
         """
         deadline = time.monotonic() + locks.TIMEOUT
         backoff = Backoff(0.05, 1.0)
@@ -145,7 +145,7 @@ class Claimer:
     def _planned(
         self, host: Rtnetlink, address: str, request: Request, wanted: SriovOptions, match: Match
     ) -> tuple[SriovOptions, DevicePlan, Allowance]:
-        """The options with what rules put in, the plan, and what else the attachment may use."""
+        """The options with the values that rules fix, the plan, and the allowance."""
         function = pci.find(self._paths, address)
         if function is None:
             return wanted, plan_of(host, self._paths, address, wanted), match.allowance
@@ -163,7 +163,7 @@ class Claimer:
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""
         for owner in self._journal.holders(address):
             if isinstance(owner, JournalDamaged):
-                note(f"{owner}, and it names device {address}: run DEL for its attachment")
+                note(f"{owner}; it names device {address}: run DEL for its attachment")
                 raise CNIError(
                     Code.JOURNAL_DAMAGED,
                     f"device {address} may be another attachment's, whose journal file is damaged: "

@@ -1,8 +1,8 @@
 """The GUIDs of an InfiniBand VF. Its driver reads them when it binds, so new ones need a rebind.
 
-Rebinding creates a new interface and a new RDMA device, with another index and possibly another
-uverbs number. Another number is an error, because the container has had the old device's node
-since the kubelet admitted the pod.
+A rebind creates a new interface and a new RDMA device, with another index and possibly another
+uverbs number. Another number is an error, because the container has had the old device's node since
+the kubelet admitted the pod.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ APPEARANCE = 5.0  # seconds for the interface that a driver creates
 
 
 def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
-    """Whether the interface's GUID differs from the one that the PF has for it now."""
+    """Whether the interface's GUID differs from its setting at the PF."""
     wanted = record.applied.port_guid if record.applied is not None else None
     return link is not None and record.infiniband and wanted not in (None, guid_of(link))
 
@@ -36,7 +36,7 @@ def rebind(
 ) -> tuple[DevicePlan, DeviceRecord]:
     """Rebind a VF's driver, so that it reads its new GUID. Returns the new plan and record.
 
-    Raises CNIError 100 with both uverbs devices if the VF gets another one.
+    Raises CNIError 100, with both uverbs devices, if the VF gets another one.
     """
     link = plan.link
     if link is None:
@@ -64,9 +64,9 @@ def rebind(
 
 
 def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
-    """Log that the interface is not in the partition that the configuration names.
+    """Log that the interface is not in the partition of the configuration.
 
-    No error: the subnet manager may add the port to the partition later.
+    This is not an error: the subnet manager may add the port to the partition later.
     """
     own = plan.link.pkey if plan.link is not None else None
     if pkey is not None and own is not None and (pkey ^ own) & 0x7FFF:

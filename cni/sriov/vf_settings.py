@@ -21,7 +21,7 @@ from host.netlink.vfs import VF
 from host.sysfs import pci
 
 NO_MAC = "00:00:00:00:00:00"
-NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # what a VF without a GUID gets when it is restored
+NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # restored for a VF that had no GUID
 NEW = VF(
     index=0,
     mac=NO_MAC,
@@ -36,9 +36,9 @@ NEW = VF(
     node_guid=NO_GUID,
     port_guid=NO_GUID,
 )
-"""A new VF. Its values are also those of settings that a driver does not report."""
+"""A new VF. Its values also replace settings that a driver does not report."""
 _OPTIONS = {"qos": "vlanQoS", "proto": "vlanProto", "node_guid": "guid", "port_guid": "guid"}
-"""Fields of a VF, and the options of other names that set them."""
+"""Fields of a VF whose options have another name."""
 _SHOWN = {"port_guid": "guid of the port"}
 _TAG = ("vlan", "qos", "proto")
 MAC_TIME, PAUSE = 2.0, 0.1  # seconds to read an address back: drivers pass it to their firmware
@@ -46,7 +46,7 @@ MAC_TIME, PAUSE = 2.0, 0.1  # seconds to read an address back: drivers pass it t
 
 @contextmanager
 def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
-    """The interface of the PF at that address, with the PF's lock held in the block.
+    """The interface of the PF at that address. The PF's lock is held in the block.
 
     Raises LinkMissing if the PF has no interface on the host, and Busy.
     """
@@ -62,7 +62,7 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
 def vf_of(paths: Paths, host: Rtnetlink, pf: str, index: int) -> Iterator[tuple[Link, VF]]:
     """The same, and the settings that the PF has for its VF of that number.
 
-    Raises also HostError if the PF's driver does not report that VF.
+    Also raises HostError if the PF's driver does not report that VF.
     """
     with _locked(paths, pf):
         name = pci.pf_netdev(paths, pf)
@@ -84,7 +84,7 @@ def _missing(pf: str) -> LinkMissing:
 
 
 def wanted(before: VF, options: SriovOptions) -> VF:
-    """The VF's settings with those in the options; the others stay as they are."""
+    """The VF's settings with those of the options; all other settings stay."""
     fields = ((name, _OPTIONS.get(name, name)) for name in VF.__struct_fields__)
     changed = {name: options.vf[key] for name, key in fields if key in options.vf}
     return msgspec.structs.replace(before, **changed)
@@ -93,7 +93,7 @@ def wanted(before: VF, options: SriovOptions) -> VF:
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
     """Write the settings that differ between `now` and `target`.
 
-    Raises HostError for the first refusal; with `all_of_it` it tries all settings and then raises
+    Raises HostError for the first refusal. With `all_of_it` it tries all settings first, and raises
     for all refusals.
     """
     failures = []
@@ -114,10 +114,10 @@ def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = F
 def restored(now: VF, before: VF, applied: VF) -> VF:
     """The settings to restore: those before the ADD, where the ADD changed them.
 
-    The others stay as they are now, since an administrator may have changed them meanwhile. What
-    the driver did not report becomes a new VF's. The PF's address for the VF is restored in any
-    case, because a trusted VF can change it. An address of zeros means none: there the PF shows the
-    VF's own address once the VF is up.
+    All other settings stay, since an administrator may have changed them. A setting that the driver
+    did not report becomes a new VF's. The PF's address for the VF is restored in any case, because
+    a trusted VF can change it. An address of zeros means none: then the PF shows the VF's own
+    address once the VF is up.
     """
     changed: dict[str, object] = {}
     for names, _ in _requests():
@@ -160,7 +160,7 @@ def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
 
 
 def _compared(vf: VF, names: tuple[str, ...]) -> tuple[object, ...]:
-    """The values of these fields. Without a VLAN the rest of the tag means nothing."""
+    """The values of these fields. Without a VLAN the rest of the tag has no meaning."""
     if names == _TAG and not vf.vlan:
         return (0, 0, "802.1q")
     return tuple(getattr(vf, name) for name in names)

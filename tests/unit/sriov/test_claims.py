@@ -318,7 +318,7 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
         "log names the file; run DEL for its attachment"
     )
     assert notes.text == (
-        f"journal file {path} is damaged: its checksum differs, and it names device {VF0}: run "
+        f"journal file {path} is damaged: its checksum differs; it names device {VF0}: run "
         "DEL for its attachment\n"
     )
     path.write_bytes(content[:-4])
