@@ -44,7 +44,7 @@ def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -
     """The addresses that another machine on the link has, each with its hardware address.
 
     The interface must have carrier, none of the addresses, and for IPv6 the family enabled. Raises
-    HostError if the probes cannot be sent.
+    HostError.
     """
     mine = packets.octets(link.mac)
     targets = {address: _target(link, mine, address) for address in addresses}

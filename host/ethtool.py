@@ -55,10 +55,7 @@ def settings(route: Rtnetlink, name: str) -> dict[str, str]:
 
 
 def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str]:
-    """Restore the settings that differ from those of `settings`. Returns the refusals.
-
-    A driver may refuse a setting that it reported, or report one that it adapts automatically.
-    """
+    """Restore the settings that differ from those of `settings`. Returns the refusals."""
     refusals = []
     for what, value in earlier.items():
         try:
@@ -107,10 +104,7 @@ def _feature_blocks(route: Rtnetlink, name: str) -> list[tuple[int, ...]]:
 
 
 def _ioctl(route: Rtnetlink, name: str, command: int, rest: bytes) -> bytes:
-    """Pass a struct that begins with the command. Returns the kernel's values behind it.
-
-    Raises OSError.
-    """
+    """Pass a struct that begins with the command. Returns the kernel's values behind it."""
     passed = ctypes.create_string_buffer(_COMMAND.pack(command) + rest, _COMMAND.size + len(rest))
     encoded = name.encode(errors="surrogateescape")
     fcntl.ioctl(route, SIOCETHTOOL, _IFREQ.pack(encoded, ctypes.addressof(passed)))

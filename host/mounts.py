@@ -56,10 +56,7 @@ def unmount_below(directory: Path) -> None:
 
 
 def in_host(act: Callable[[], T]) -> T:
-    """Run `act` with the host's root directory and mounts. Raises OSError, and the errors of `act`.
-
-    If this is the host's mount namespace already, it runs in this thread.
-    """
+    """Run `act` with the host's root directory and mounts. Raises OSError."""
     host = procfs.path("1/ns/mnt")
     try:
         descriptor = os.open(host, os.O_RDONLY | os.O_CLOEXEC)

@@ -84,10 +84,7 @@ class NetworkNamespace:
             return self.identify_by(inside)
 
     def identify_by(self, inside: socket.socket) -> NetnsIdentity:
-        """The identity, read from a socket in the namespace, so that no thread has to enter it.
-
-        Before Linux 5.14 this is only the inode number.
-        """
+        """The identity from a socket in the namespace; before Linux 5.14 only the inode number."""
         try:
             cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
         except OSError:
@@ -101,10 +98,7 @@ class NetworkNamespace:
         self.seen_from = where(self.path) if self._path_leads_here() else ""
 
     def was_removed(self) -> bool:
-        """Whether the path no longer leads here, because the runtime removed the sandbox.
-
-        False if it did not lead here at `look_at_path`.
-        """
+        """Whether the runtime removed the path since it led here at `look_at_path`."""
         return self.seen_from != "" and not self._path_leads_here()
 
     def _path_leads_here(self) -> bool:
@@ -118,8 +112,7 @@ class NetworkNamespace:
     def find(cls, identity: str) -> "NetworkNamespace | None":
         """The namespace with that identity, if a visible process is in it.
 
-        A namespace outlives its path while a process is in it. Raises HostError if it was not found
-        and some processes may not be examined.
+        Raises HostError if it was not found and some processes may not be examined.
         """
         seen = set()
         hidden = ""
@@ -145,10 +138,7 @@ class NetworkNamespace:
 
     @classmethod
     def every(cls) -> "Iterator[NetworkNamespace]":
-        """Open every visible namespace: those of processes, and the names below /run/netns.
-
-        Runtimes and ip-netns(8) keep names there. The caller closes the namespaces.
-        """
+        """Open every visible namespace: of processes, and below /run/netns. The caller closes."""
         seen = set()
         for path in (*Path("/run/netns").glob("*"), *_of_processes()):
             try:

@@ -50,11 +50,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of an interface on the host, to be restored. The journal keeps them.
-
-    A property with its default value is unknown and is not restored, nor are an address of "" and
-    an MTU of 0.
-    """
+    """The properties of an interface on the host, to be restored. Defaults are not restored."""
 
     name: str
     kind: str
@@ -91,10 +87,7 @@ def origin_of(link: Link) -> Origin:
 
 
 def require_free(pod: Rtnetlink, name: str) -> None:
-    """Raise NameTaken if the pod has an interface with that name.
-
-    Check this before a move, because the kernel reports it only afterwards.
-    """
+    """Raise NameTaken if the pod has an interface of that name. A move would report it too late."""
     if not links.has_name(pod, name):
         return
     taken = links.find(pod, name)
@@ -139,8 +132,8 @@ def move_in(
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set an interface's hardware address (6 bytes).
 
-    An untrusted VF whose PF has set its address may not set any, not even the same one (igb). It
-    takes the PF's address when its driver resets it, which setting it down does.
+    An untrusted VF whose PF has set its address may set none (igb). It takes the PF's address when
+    it is set down.
     """
     try:
         link_changes.set_mac(route, link, mac)
@@ -189,10 +182,9 @@ def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, m
     """Move the interface, `name` in the pod, to the host and restore its properties there.
 
     Also restores an interface that is on the host already: half restored, or returned by a
-    namespace that died (then `pod` is `None`). After a failure, call it again to continue.
-
-    Returns False if the interface is in neither namespace. Raises NameTaken if another interface
-    has its name now; then it is on the host, marked, under a temporary name.
+    namespace that died (then `pod` is `None`). After a failure, call it again to continue. Returns
+    False if the interface is in neither namespace. Raises NameTaken if another interface has its
+    name now; then it is on the host, marked, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
@@ -207,10 +199,7 @@ def restore_from(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, ma
 
 
 def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> str:
-    """Move an interface to the host. It gets its old name and properties if the name is free.
-
-    Returns its name there.
-    """
+    """Move an interface to the host, under its old name if that is free. Returns the name."""
     free = not links.has_name(host, origin.name)
     name = origin.name if free else mark.temporary_name
     link = _without_foreign_altnames(pod, link, origin)
@@ -234,10 +223,7 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
 
 
 def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> bool:
-    """Restore the properties of an interface on the host that differ. The mark goes last.
-
-    `name` is its name there, if known.
-    """
+    """Restore the properties of an interface on the host that differ. The mark goes last."""
     names = (name,) if name else (mark.temporary_name, origin.name)
     link = find(host, names, origin, mark)
     if link is None:

@@ -34,10 +34,7 @@ def arp_request(link_type: int, mac: bytes, sender: bytes, target: bytes) -> byt
 
 
 def packet_address(link: Link, protocol: int, destination: bytes = b"") -> bytes:
-    """A sockaddr_ll for an Ethernet protocol and a hardware address of the link's length.
-
-    The default `destination` is the link's broadcast address.
-    """
+    """A sockaddr_ll for a hardware address of any length, by default the link's broadcast."""
     destination = destination or octets(link.broadcast)
     # packet(7): family, protocol (network order), index, hardware type, packet type, length
     return (
@@ -57,10 +54,7 @@ def send(sender: socket.socket, payload: bytes, address: bytes) -> None:
 
 
 def packet_socket(stack: ExitStack) -> socket.socket:
-    """A socket for the payload of frames, in the calling thread's namespace.
-
-    It only sends until it is bound to a protocol. The stack closes it, outside the namespace.
-    """
+    """A socket for frames' payload, in the thread's namespace. It sends until it is bound."""
     sender = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
     stack.callback(_closer.close, sender)
     return sender
@@ -79,10 +73,7 @@ class _Closer:
         self._process = 0  # the process with the thread: a forked child has none
 
     def close(self, sender: socket.socket) -> None:
-        """Close the socket soon. Call this outside of pods' namespaces.
-
-        A new thread starts in its creator's namespace and would keep that alive.
-        """
+        """Close the socket soon. In a pod's namespace, a new thread would keep that alive."""
         if self._process != os.getpid() and not self._is_started():
             sender.close()
         else:

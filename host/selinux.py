@@ -22,10 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class ContainerLabels:
-    """Labels files for containers on a node with SELinux, and does nothing on other nodes.
-
-    `sys` is the root of sysfs. A failure is logged: then containers cannot use the file.
-    """
+    """Labels files for containers, on a node with SELinux. It logs a failure."""
 
     def __init__(self, sys: Path) -> None:
         self._switch = sys / "fs/selinux/enforce"

@@ -94,10 +94,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         pod: Pod | None = None,
         device: str = "",
     ) -> "JournalEntry":
-        """The entry of an ADD that has changed nothing yet; `record` becomes `undo`.
-
-        `namespace` is `None` for an attachment of another project's plugin whose namespace is gone.
-        """
+        """The entry of an ADD that has changed nothing yet. `namespace` is `None` if it is gone."""
         pod = pod or Pod()
         return cls(
             plugin=plugin,
@@ -149,7 +146,6 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             raise JournalDamaged(f"journal of {self.attachment}: {error}") from None
 
     def with_record(self, record: msgspec.Struct) -> "JournalEntry":
-        """The entry with another record."""
         return msgspec.structs.replace(self, undo=msgspec.Raw(msgspec.json.encode(record)))
 
     def attached(
@@ -231,7 +227,6 @@ class Journal:
         self._locks = str(paths.locks)
 
     def path_of(self, attachment: Attachment) -> Path:
-        """The file of an attachment."""
         return Path(self._file_of(attachment))
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
@@ -265,20 +260,13 @@ class Journal:
         self._forget(entry.device, os.path.basename(self._file_of(entry.attachment)))  # noqa: PTH119
 
     def remove(self, attachment: Attachment) -> None:
-        """Remove an attachment's entry, once nothing is left to undo.
-
-        If a power cut brings it back, it is one of an earlier boot, which a sweep removes.
-        """
+        """Remove an entry, once nothing is left to undo. A power cut may bring it back."""
         path = self._file_of(attachment)
         files.remove(path, durable=False)
         self._forget_devices_of(os.path.basename(path))  # noqa: PTH119
 
     def remove_unfinished(self) -> None:
-        """Remove the unfinished files of killed ADDs.
-
-        No later writer would overwrite one, because container ids are unique. A file that cannot be
-        removed stays for the next sweep.
-        """
+        """Remove the unfinished files of killed ADDs. Container ids are unique: none is reused."""
         with suppress(OSError):
             for path in self._paths(_UNFINISHED):
                 key = path.name.removesuffix(_UNFINISHED).rpartition("-")[2]
@@ -376,9 +364,7 @@ class Journal:
         return f"{self._locks}/attachment-{key}"
 
     def _paths(self, ending: str) -> list[Path]:
-        """The files with this ending. Raises OSError; glob would take an unreadable directory for
-        empty.
-        """
+        """The files with this ending. Unlike glob, raises OSError for an unreadable directory."""
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:

@@ -183,8 +183,7 @@ class InterfacePlugin(ABC):
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
         """Write the entry of an attachment that another project's plugin made, for its DEL.
 
-        Returns `None` without such an attachment, or if another one has its device. Raises
-        HostError.
+        Returns `None` without one, or if another attachment has its device. Raises HostError.
         """
 
     @abstractmethod
@@ -216,10 +215,7 @@ class InterfacePlugin(ABC):
                 ipam.check()
 
     def gc(self, request: Request) -> None:
-        """Remove the attachments of this network that the runtime does not list as valid.
-
-        Every removal is tried; CNIError 104 reports the failures at the end.
-        """
+        """Remove this network's attachments that are not listed as valid. Raises CNIError 104."""
         valid = request.config.valid_attachments
         if valid is None:
             note("GC without cni.dev/valid-attachments: nothing is removed")
@@ -267,8 +263,8 @@ class InterfacePlugin(ABC):
     ) -> tuple[IpamCall | None, Allowance]:
         """The IPAM plugin of an ADD, and the rest of the allowance. All input is checked before.
 
-        Raises CNIError: 121 for options that the policy does not allow, 7 for a result that the
-        request's version cannot express or a prevResult that cannot be read.
+        Raises CNIError: 121 for denied options, 7 for an invalid prevResult or a result that the
+        request's version cannot express.
         """
         ipam, allowed = self._ipam.of_add(request, allowed)
         require_convertible(request.cni_version, has_addresses=ipam is not None)
@@ -292,10 +288,9 @@ class InterfacePlugin(ABC):
             yield sandbox
 
     def _settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
-        """Undo the remains of a killed ADD of this attachment. Raises CNIError 103 if it completed.
+        """Undo a killed ADD of this attachment, or one that completed without an answer.
 
-        An ADD that completed in an agent that died before its answer is undone too: the runtime has
-        not seen it.
+        Raises CNIError 103 if it completed and the runtime got the answer.
         """
         entry = self.journal.read(attachment)
         if entry is None:

@@ -49,10 +49,7 @@ class Denied(msgspec.Struct, frozen=True):
 
 
 class Match:
-    """The HCAs of a pod, for the choice of one of its attachments, and its allowance.
-
-    `others` are devices that belong to other pods.
-    """
+    """The HCAs of a pod, for one of its attachments. `others` are devices of other pods."""
 
     def __init__(
         self,
@@ -85,10 +82,7 @@ class Match:
             yield
 
     def candidates(self, device_id: str = "") -> list[PodDevice]:
-        """The HCAs to try, in order; only those of `device_id`, if that is not "".
-
-        Raises CNIError 120 if the pod does not hold that device.
-        """
+        """The HCAs to try, in order; if given, only those of `device_id`. Raises CNIError 120."""
         if not device_id:
             return self._ordered(self.holdings.hcas)
         held = self.holdings.hcas_of(device_id)

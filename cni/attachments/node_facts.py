@@ -62,10 +62,7 @@ def look(paths: Paths) -> NodeFacts:
 
 
 def _living(unseen: list[str]) -> Iterator[LivingAddress]:
-    """The addresses of all interfaces in visible network namespaces.
-
-    Loopback and link-local addresses are left out: no pod gets one of them.
-    """
+    """The addresses of all visible interfaces, without loopback and link-local ones."""
     for namespace in NetworkNamespace.every():
         with namespace:
             inode = namespace.inode

@@ -25,8 +25,6 @@ YOUNG = 600.0  # seconds in which the kubelet may not list a new pod yet
 
 
 class ChoicesFile(msgspec.Struct, kw_only=True):
-    """The file of one pod."""
-
     version: int = VERSION
     namespace: str
     name: str
@@ -46,8 +44,7 @@ class PodChoices:
     def ordered(self, attachment: str, candidates: Sequence[str]) -> list[str]:
         """The candidates in the order in which this attachment tries them.
 
-        First its previous HCA, then those that no attachment of the pod has, then those that the
-        fewest have. Equals stay in the order of `candidates`.
+        First its previous HCA, then those that the fewest attachments of the pod have.
         """
         own = self._hcas.get(attachment)
         taken = Counter(hca for name, hca in self._hcas.items() if name != attachment)

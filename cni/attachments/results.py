@@ -93,10 +93,7 @@ def hops(answer: Result) -> list[Hop]:
 
 
 def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD in the request's version, appended to that of earlier plugins.
-
-    All addresses of `answer` are the interface's. `dns` has priority over the IPAM plugin's.
-    """
+    """The result of an ADD, after those of earlier plugins. `dns` overrides the IPAM plugin's."""
     result = Result(
         interfaces=(interface,),
         ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
@@ -148,10 +145,8 @@ def compare(where: str, settings: dict[str, tuple[object, object]]) -> None:
 
 
 def up(value: bool) -> str:
-    """An administrative state or a carrier, for error texts."""
     return "up" if value else "down"
 
 
 def differs(message: str) -> CNIError:
-    """CNIError 102."""
     return CNIError(Code.CHECK_FAILED, message)

@@ -17,10 +17,7 @@ PATIENCE = timedelta(seconds=30)  # for the kernel to tear a namespace down
 
 
 def lives(entry: JournalEntry, boot_id: str) -> bool:
-    """Whether the sandbox of an attachment may still exist: at its path, or with a process in it.
-
-    A path that is missing only in our own mounts (of a container) proves nothing.
-    """
+    """Whether the sandbox of an attachment may exist: at its path, or with a process in it."""
     if entry.boot_id != boot_id:
         return False
     try:
@@ -33,7 +30,7 @@ def lives(entry: JournalEntry, boot_id: str) -> bool:
         inhabited = NetworkNamespace.find(entry.netns_identity)
     except HostError:
         return True
-    if inhabited is None:
+    if inhabited is None:  # the path may be missing only in our own mounts
         return not proves_absence(entry.netns, entry.netns_seen_from)
     with inhabited:
         return True

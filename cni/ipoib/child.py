@@ -56,7 +56,6 @@ class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_of(plan: ChildPlan, options: IpoibOptions) -> ChildRecord:
-    """The record of a child that is not attached yet."""
     return ChildRecord(
         parent=plan.parent.name,
         pkey=plan.pkey,
@@ -101,10 +100,7 @@ def configure(
     *,
     set_addresses: bool = True,
 ) -> Link:
-    """Add the addresses and set the child up. Returns it in its new state.
-
-    Without `set_addresses` it gets all but the addresses, so that they can be probed.
-    """
+    """Add the addresses, unless they must be probed first, and set the child up."""
     sysctls = [Sysctl(4, "proxy_arp", "1")] if options.proxy_arp else []
     return interface_addresses.configure(
         pod,
@@ -132,10 +128,10 @@ def link_local(child: Link) -> str:
 
 
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
-    """Whether an interface is this attachment's child, by kind and mark.
+    """Whether an interface is this attachment's child, by kind and mark, or by kind and `mac`.
 
-    A pod can overwrite the mark. So `mac`, the address in the journal, counts too if it is given:
-    for the attachment's own namespace, and for interfaces that come back from it.
+    A pod can overwrite the mark. `mac` is given for the attachment's own namespace, and for
+    interfaces that come back from it.
     """
     marked = link.alias == Mark(attachment.key).alias
     remarked = mac != "" and link.mac == mac and not _has_mark(link)
@@ -158,8 +154,7 @@ def remove(
 ) -> bool:
     """Delete the child in the socket's namespace, under any name. Returns whether it was there.
 
-    `mac` as for `is_ours`. On the host it counts only for an interface that is down: that one has
-    come back.
+    `mac` as for `is_ours`. On the host it counts only for an interface that is down.
     """
     removed = False
     temporary_name = Mark(attachment.key).temporary_name

@@ -108,11 +108,7 @@ def _parent(route: Rtnetlink, name: str) -> Link:
 def _given_parents(
     route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None
 ) -> list[str]:
-    """The parents on the pod's HCAs, in the order in which they are tried.
-
-    Parents on ACTIVE ports come first, since without one a child has no carrier. Without a `match`
-    (STATUS) these are the parents on all HCAs.
-    """
+    """The parents on the pod's HCAs, those on ACTIVE ports first; without `match` on all HCAs."""
     by_hca: dict[str, list[tuple[int, str]]] = {}
     active = set()
     for link in links.every(route, "ipoib"):
@@ -141,7 +137,7 @@ def _given_parents(
 
 
 def _require_own_hca(plan: ChildPlan, match: Match) -> None:
-    """Raise CNIError if the parent's HCA is not the pod's, or another pod holds it exclusively."""
+    """Raise CNIError unless the parent's HCA is the pod's, or belongs to no other pod."""
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:
@@ -152,10 +148,7 @@ def _require_own_hca(plan: ChildPlan, match: Match) -> None:
 
 
 def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:
-    """The plan with the values that rules fix, and the allowance of the attachment.
-
-    Raises NotAllowed if no rule allows it.
-    """
+    """The plan with the values that rules fix. Raises NotAllowed if no rule allows it."""
     parent = plan.parent
     allowance = match.using(plan.hca, "master", parent.name, parent=parent.name)
     fixed = allowance.filled(request.config.keys, ("pkey", "mtu", "proxy_arp"))

@@ -39,8 +39,6 @@ from policy.allowance import Allowance
 
 
 class IPoIB(InterfacePlugin):
-    """The plugin on one node, with the files that `paths` names."""
-
     name: ClassVar = "ipoib"
 
     def add(self, request: Request) -> dict[str, Any]:
@@ -111,11 +109,9 @@ class IPoIB(InterfacePlugin):
                 await_return(self.journal, entry, f'"{entry.ifname}"')
 
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """The entry of a child that ipoib-cni made. It has no files, so the ADD's result identifies
-        it.
+        """The entry of a child that ipoib-cni made: the child in the ADD's result.
 
-        A runtime passes no result before CNI 0.4. Then the child in the pod with the interface's
-        name counts, as for ipoib-cni.
+        A runtime passes no result before CNI 0.4. Then it is the child with the interface's name.
         """
         previous = results.previous_interface(request)
         if previous is None and versions.at_least(request.cni_version, "0.4.0"):
@@ -148,10 +144,7 @@ class IPoIB(InterfacePlugin):
         return any(entry.plugin == self.name and _recorded_mac(entry) == mac for entry in entries)
 
     def remove_strays(self) -> list[str]:
-        """Delete the children that dead namespaces gave back. Returns their names.
-
-        A child of an attachment in the journal stays: a DEL may be waiting for it.
-        """
+        """Delete the children that dead namespaces gave back, unless a DEL may wait for one."""
         removed = []
         with netlink() as host:
             returned = child.returned(host)

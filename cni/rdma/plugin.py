@@ -25,8 +25,6 @@ from host.sysfs import pci
 
 
 class Rdma:
-    """The plugin on one node, with the files that `paths` names."""
-
     versions: Sequence[str] = VERSIONS
 
     def __init__(self, paths: Paths) -> None:

@@ -119,10 +119,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
-        """The value of `make` for this configuration, computed once.
-
-        `make` must depend on nothing else, and its value must be immutable.
-        """
+        """The immutable value of `make`, computed once. `make` depends on nothing else."""
         if make not in self._derived:
             self._derived[make] = make(self)
         answer: T = self._derived[make]
@@ -133,10 +130,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def at(self, path: str, shape: type[T]) -> T | None:
-        """The value at a path such as "runtimeConfig.mac"; `None` if it is missing or null.
-
-        Raises CNIError 7, with the path, if the value does not have that shape.
-        """
+        """The value at a path such as "runtimeConfig.mac", or `None`. Raises CNIError 7."""
         value: Any = self.keys
         walked: list[str] = []
         for key in path.split("."):
@@ -150,10 +144,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def ipam(self) -> IpamConfig:
-        """The key "ipam". A value of the wrong type counts as missing.
-
-        If the configuration is not whole, only the type is known, and the value is ambiguous.
-        """
+        """The key "ipam". A value of the wrong type counts as missing."""
         options = self.keys.get("ipam")
         ipam_type = options.get("type") if isinstance(options, dict) else None
         if not self.whole:
@@ -183,10 +174,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
 
 def decode(raw: bytes) -> NetworkConfig:
-    """The configuration of an ADD, CHECK or STATUS.
-
-    Raises CNIError 6 if it is not a JSON object, 7 if it is beyond the limits.
-    """
+    """The configuration of an ADD, CHECK or STATUS. Raises CNIError 6 and 7."""
     # A configuration with the result of an ADD belongs to one pod.
     if len(raw) > _LARGEST_KEPT or b'"prevResult"' in raw:
         return _decode(raw)
@@ -309,10 +297,7 @@ def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
 
 
 def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
-    """The decoded JSON value at `path` as `shape`. "$" is the whole configuration.
-
-    Raises CNIError 7, with the path of the value that does not fit.
-    """
+    """The JSON value at `path` as `shape`. Raises CNIError 7, with the path of a wrong value."""
     try:
         return msgspec.convert(value, type=shape)
     except msgspec.MsgspecError as error:
@@ -375,11 +360,7 @@ def pkey(written: int | str | None) -> PKey | None:
 
 
 def read_pkey(written: int | str) -> PKey:
-    """A P_Key. Raises ValueError with the reason.
-
-    It refuses 0 and 0x8000, as the kernel does, and a text of four digits, which may be meant as
-    hexadecimal.
-    """
+    """A P_Key. Raises ValueError, also for a text of four digits, which may be hexadecimal."""
     text = str(written)
     if isinstance(written, str) and re.fullmatch(r"[0-9]{4}", text):
         raise ValueError(

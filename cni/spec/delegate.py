@@ -54,10 +54,7 @@ class _ErrorDocument(msgspec.Struct):
 
 
 def find(plugin_type: str, directory: Path) -> Path:
-    """The executable of that name.
-
-    Raises CNIError 7 if it is missing, 101 if a user other than root can write it.
-    """
+    """The executable of that name. Raises CNIError 7, or 101 if not only root can write it."""
     if "/" in plugin_type or "\0" in plugin_type or plugin_type in ("", ".", ".."):
         raise CNIError(Code.INVALID_CONFIG, f"invalid plugin name: {plugin_type}")
     executable = directory / plugin_type
@@ -138,10 +135,7 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
 
 
 def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, bytes]:
-    """Standard output and the beginning of standard error, read until all writers have ended.
-
-    Raises _Misbehaves; Terminated if the call was cancelled.
-    """
+    """Standard output and the beginning of standard error. Raises _Misbehaves, Terminated."""
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + seconds

@@ -47,10 +47,7 @@ def answer(
     netns_descriptor: int | None = None,
     failed: Callable[[Request, CNIError], object] = lambda request, error: None,
 ) -> Answer:
-    """Run one call. The answer has at most one JSON document, also after an unexpected error.
-
-    `failed` is called with a plugin's error.
-    """
+    """Run one call. Every error becomes a JSON document. `failed` gets a plugin's error."""
     version = CURRENT_VERSION
     request = None
     try:

@@ -11,7 +11,8 @@ module:
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -69,18 +70,11 @@ def decode(raw: bytes) -> object:
         raise invalid_config(
             f"the configuration has more than {MAX_ESCAPES} backslashes: shorten its texts"
         )
-    small = len(raw) <= MAX_TEXT  # then no text is too long, and there are not too many values
-    depth = raw.count(b"[") + raw.count(b"{")
-    if not small or depth > MAX_DEPTH:
-        depth = depth_of(raw, MAX_DEPTH, MAX_VALUES)
+    # A shorter one has neither a text that is too long nor too many values.
+    if len(raw) > MAX_TEXT or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+        depth_of(raw, MAX_DEPTH, MAX_VALUES)
     try:
-        text = raw.decode()
-        if small and depth <= MAX_DEPTH:
-            try:
-                return _STRICT.decode(text)
-            except _Suspect:
-                pass
-        document = _MARKING.decode(text)
+        document = _DECODER.decode(raw.decode())
     except (ValueError, RecursionError) as error:
         raise not_decoded(error) from None
     _refuse_first_wrong(document)
@@ -135,32 +129,19 @@ def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
         in_string ^= len(between_quotes) % 2 == 0
 
 
-class _Suspect(Exception):
-    """An object has a key twice, or a key that is too long."""
-
-
 class _Twice(dict[str, Any]):
     """An object that has `key` twice."""
 
     key = ""
 
 
-def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    plain = dict(pairs)
-    if len(plain) != len(pairs) or (plain and max(map(len, plain)) > MAX_KEY):
-        raise _Suspect
-    return plain
-
-
-def _marked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in plain:
-            plain = _Twice(plain)
-            plain.key = key
-            break
-        plain[key] = value
-    return plain
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    twice = _Twice(values)
+    twice.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+    return twice
 
 
 def _float(text: str) -> float | msgspec.Raw:
@@ -172,18 +153,13 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
-def _decoder(hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> json.JSONDecoder:
-    return json.JSONDecoder(
-        object_pairs_hook=hook,
-        parse_int=lambda text: int(text) if len(text) <= _LONGEST_INTEGER else msgspec.Raw(text),
-        parse_float=_float,
-        parse_constant=_refuse_constant,
-    )
-
-
 # json and not msgspec, which silently keeps the last of two equal keys.
-_STRICT = _decoder(_plain)
-_MARKING = _decoder(_marked)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_int=lambda text: int(text) if len(text) <= _LONGEST_INTEGER else msgspec.Raw(text),
+    parse_float=_float,
+    parse_constant=_refuse_constant,
+)
 
 _Path = tuple["_Path | None", str | int]
 

@@ -13,8 +13,6 @@ MAX_BYTES = 256 << 10  # of one call; a delegate may write without end
 
 
 class Notes:
-    """The notes of one call."""
-
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._size = 0
@@ -37,7 +35,6 @@ _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
 def note(line: str) -> None:
-    """Write one line."""
     notes = _notes.get()
     if notes is not None:
         notes.append(line)

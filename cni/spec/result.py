@@ -47,10 +47,7 @@ class DNS(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An interface of the attachment. `sandbox` is CNI_NETNS verbatim, "" on the host.
-
-    `rdmaDevice` and its character device `uverbs` are our additions to the specification.
-    """
+    """An interface. `rdmaDevice` and its `uverbs` are our additions to the specification."""
 
     name: str
     mac: str = ""
@@ -78,7 +75,6 @@ class IPConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def family(self) -> int:
-        """4 or 6."""
         return 6 if ":" in self.address else 4
 
 
@@ -165,15 +161,11 @@ class _ResultCounts(_ResultVersion):
 
 
 def encode(result: Result, version: str) -> bytes:
-    """The result as a JSON document of `version`.
-
-    Raises CNIError 7 if the version is 0.1.0 or 0.2.0 and the result has no address.
-    """
+    """The result as JSON of `version`. Raises CNIError 7 if that needs an address."""
     return msgspec.json.encode(to_document(result, version))
 
 
 def to_document(result: Result, version: str) -> dict[str, Any]:
-    """`encode`, as plain values."""
     version = version or "0.1.0"
     if version in FAMILY_020:
         return {"cniVersion": version, **_to_020(result)}
@@ -199,10 +191,7 @@ def to_document(result: Result, version: str) -> dict[str, Any]:
 
 
 def require_convertible(version: str, *, has_addresses: bool) -> None:
-    """Raise CNIError 7, before anything is changed, if `encode` would fail for the result.
-
-    A configuration without cniVersion means 0.1.0, in which a result must have an address.
-    """
+    """Raise CNIError 7 if `encode` would fail. Without cniVersion it is 0.1.0, with an address."""
     if version in FAMILY_020 and not has_addresses:
         raise CNIError(
             Code.INVALID_CONFIG,
@@ -212,19 +201,13 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
 
 
 def decode(document: bytes, config_version: str) -> Result:
-    """A delegate's result of any supported version, read as runtimes' libraries read it.
-
-    The default of its version is `config_version`. Raises CNIError 6, or 1 for an unknown version.
-    """
+    """A delegate's result, by default of `config_version`. Raises CNIError 6, 1."""
     limits.require_readable(document)
     return _read(partial(msgspec.json.decode, document), _ResultCounts, config_version)
 
 
 def convert(document: object, config_version: str) -> Result:
-    """The same for a "prevResult" as plain values.
-
-    Its version must be of the configuration's family, as in the reference.
-    """
+    """The same for a "prevResult", whose version must be of the configuration's family."""
     family = _family(config_version)
     return _read(partial(msgspec.convert, document), _ResultVersion, config_version, family)
 
@@ -261,10 +244,7 @@ def _read(
 
 
 def after_previous(previous: Mapping[str, Any], result: Result, version: str) -> dict[str, Any]:
-    """Our result appended to an earlier plugin's, whose unknown keys stay.
-
-    `previous` is the request's prevResult, of the same version family (1.x or 0.3 to 0.4).
-    """
+    """Our result after an earlier plugin's, of the same version family, whose other keys stay."""
     # A document of the oldest versions needs an address, but we may have none to add.
     empty = version in FAMILY_020 and not result.ips
     ours = {} if empty else to_document(result, version)

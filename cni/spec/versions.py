@@ -32,7 +32,6 @@ def parse(version: str) -> Parts:
 
 
 def at_least(version: str, other: str) -> bool:
-    """Whether `version` is `other` or later."""
     return parse(version) >= parse(other)
 
 

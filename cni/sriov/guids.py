@@ -34,10 +34,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind a VF's driver, so that it reads its new GUID. Returns the new plan and record.
-
-    Raises CNIError 100, with both uverbs devices, if the VF gets another one.
-    """
+    """Rebind a VF's driver, which reads the new GUID then. Raises CNIError 100 for new uverbs."""
     link = plan.link
     if link is None:
         return plan, record
@@ -64,10 +61,7 @@ def rebind(
 
 
 def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
-    """Log that the interface is not in the partition of the configuration.
-
-    This is not an error: the subnet manager may add the port to the partition later.
-    """
+    """Log another partition than the configured one. The subnet manager may still change it."""
     own = plan.link.pkey if plan.link is not None else None
     if pkey is not None and own is not None and (pkey ^ own) & 0x7FFF:
         note(
@@ -77,10 +71,7 @@ def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
 
 
 def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
-    """Rebind the VF's driver on the host, once the PF has the old GUIDs again.
-
-    Otherwise the interface would keep the last pod's GUID.
-    """
+    """Rebind the VF's driver on the host, so that its interface has the PF's old GUID again."""
     if record.before is None or record.applied is None or record.origin is None:
         return
     if record.before.port_guid == record.applied.port_guid or not record.infiniband:
@@ -98,10 +89,7 @@ def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> 
 
 
 def await_link(host: Rtnetlink, address: str, old: Link, *, same_index: bool = False) -> Link:
-    """Wait for the interface of a device on the host that replaces `old`.
-
-    It has another index than `old`; with `same_index` it may have the same. Raises HostError.
-    """
+    """Wait for the host's interface of a device that replaces `old`. Raises HostError."""
 
     def appeared() -> Link | None:
         for link in links.every(host):

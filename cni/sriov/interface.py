@@ -58,10 +58,7 @@ def place(
     *,
     accept_ra: bool = False,
 ) -> Placed:
-    """Move a device into the pod and configure it there. The caller undoes this after a failure.
-
-    The addresses of `answer` are from `ipam`. `accept_ra` as for `interface_addresses.configure`.
-    """
+    """Move a device into the pod and configure it there. The caller undoes this after a failure."""
     bdf = plan.function.address if ":" in plan.function.address else ""
     unprobed = ipam is not None and bool(ipam.unprobed)
     if plan.link is None:
@@ -119,10 +116,7 @@ def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> t
 
 
 def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link:
-    """Set the configured address and wait until the interface has it.
-
-    A VF's driver passes the address to its PF, which takes a while and may fail.
-    """
+    """Set the configured address and wait: a VF's driver passes it to the PF, which may fail."""
     if record.mac in ("", moved.mac):
         return moved
     netdev_move.set_address(pod, moved, record.mac)

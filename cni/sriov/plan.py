@@ -1,7 +1,4 @@
-"""Examines a device before an ADD, and refuses one that cannot satisfy the options.
-
-Nothing is changed here.
-"""
+"""Examines a device before an ADD, and refuses one that cannot satisfy the options."""
 
 from collections.abc import Sequence
 
@@ -86,10 +83,7 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
 
 
 def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
-    """Refuse an interface that the host uses: in a bond or bridge, or with an address or a route.
-
-    A move removes addresses and routes, and a DEL cannot know whether to restore them.
-    """
+    """Refuse an interface that the host uses: a DEL could not restore its addresses and routes."""
     if master := attribute_files.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '

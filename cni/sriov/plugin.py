@@ -38,8 +38,6 @@ from policy.allowance import Allowance
 
 
 class Sriov(InterfacePlugin):
-    """The plugin on one node, with the files that `paths` names."""
-
     name: ClassVar = "sriov"
 
     def add(self, request: Request) -> dict[str, Any]:
@@ -117,7 +115,6 @@ class Sriov(InterfacePlugin):
             raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
 
     def _match(self, request: Request, wanted: SriovOptions, allowance: Allowance) -> Match:
-        """The match with the devices of the pod."""
         return matched(
             self.paths,
             request,

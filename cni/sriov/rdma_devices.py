@@ -31,10 +31,7 @@ _own = threading.local()  # `held`: this thread has the lock
 
 
 def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
-    """Move the devices from the host into the pod, and wait until they are there.
-
-    Raises CNIError 100 if one has another number there.
-    """
+    """Move the devices from the host into the pod. Raises CNIError 100 for another number."""
     with numbers_kept(paths, [moved.name for moved in record.rdma]):
         for moved in record.rdma:
             with rdma.rdma() as host:
@@ -99,12 +96,9 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
 
 
 def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
-    """Whether the host has all RDMA devices of the function. If so, restore their names.
-
-    A device has no uverbs device while it moves, so it seems to be absent.
-    """
+    """Whether the host has all RDMA devices of the function. If so, restore their names."""
     names = pci.rdma_of(paths, record.device)
-    if record.rdma and not names:
+    if record.rdma and not names:  # a device that moves has no uverbs device
         return False
     with rdma.rdma() as host:
         on_host = {device.name: device for device in rdma.devices(host)}
@@ -133,10 +127,7 @@ def numbering_alone(paths: Paths) -> Iterator[None]:
 
 @contextmanager
 def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
-    """`numbering_alone`, if there are RDMA devices with these names.
-
-    Raises CNIError 100 if one has another number after the block.
-    """
+    """`numbering_alone`, if there are devices. Raises CNIError 100 if a number changes."""
     if not names:
         yield
         return

@@ -67,10 +67,9 @@ class FormerState(msgspec.Struct, frozen=True):
 def adopt(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request
 ) -> JournalEntry | None:
-    """Write the journal's entry of such an attachment.
+    """Write the entry of such an attachment, unless its VF has another one by now.
 
-    Returns `None` without a file, or if another attachment has the VF by now. Raises HostError if
-    the interface is in another living namespace.
+    Raises HostError if its interface is in another living namespace.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)

@@ -84,10 +84,7 @@ def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEnt
 
 
 def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
-    """Move an interface without an attachment out of a dead pod, where an earlier plugin left it.
-
-    It stays in a namespace that has processes, because the pod may live.
-    """
+    """Move an interface without an attachment out of a namespace without processes."""
     if pci.netdevs(paths, address):  # nearly always
         return
     function = pci.find(paths, address)
@@ -124,10 +121,7 @@ def is_inhabited(namespace: NetworkNamespace) -> bool:
 
 
 def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
-    """The interface's state for the host; `None` if the interface is not found.
-
-    A dead namespace has returned it, with its mark, or the pod has it, with its mark or device.
-    """
+    """The interface's state for the host. It is on the host or in the pod, by mark or device."""
     alias = Mark(attachment.key).alias
     with netlink() as host:
         for link in links.every(host):

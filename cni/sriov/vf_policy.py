@@ -51,10 +51,8 @@ def completed(
     *,
     infiniband: bool,
 ) -> tuple[SriovOptions, Allowance]:
-    """The options, with the values that rules fix for missing keys. Raises CNIError 7, 121.
-
-    A rule may fix a VLAN and a P_Key: the device has one of them.
-    """
+    """The options, with the values that rules fix for missing keys. Raises CNIError 7, 121."""
+    # A rule may fix a VLAN and a P_Key: the device has one of them.
     keys = ["link_state", *(["pkey"] if infiniband else ETHERNET)]
     if not (function.userspace or wanted.vfio_pci_mode):
         keys += _OF_INTERFACES
@@ -95,10 +93,7 @@ def as_planned(
 
 
 def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
-    """The allowance in the partition of an InfiniBand interface. Raises CNIError 121.
-
-    Only the subnet manager sets it: the key "pkey" moves the interface to no other partition.
-    """
+    """The allowance in an InfiniBand interface's real partition. Raises CNIError 121."""
     if plan.link is None or plan.link.pkey is None:
         return allowance
     pkey = plan.link.pkey

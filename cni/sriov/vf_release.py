@@ -140,10 +140,7 @@ class _Restoration(NamedTuple):
             raise HostError(f"device {device} has no interface, though its driver is bound")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
-        """Bind the driver, which makes a new device on the host, if no visible namespace has one.
-
-        `awaited` may still come back from a dying namespace.
-        """
+        """Bind the driver, which makes a new device, unless `awaited` may still come back."""
         if awaited:
             await_return(self.journal, self.entry, awaited)
         note(f"device {self.record.device} has no {missing}: binding its driver again")

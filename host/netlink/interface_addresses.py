@@ -63,8 +63,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
     """Add an address; with `if_possible` only if the interface has the address' family.
 
-    IPv6 without duplicate detection: the IPAM plugin guarantees that the address is unique, and
-    detection would cost every pod one to two seconds.
+    IPv6 without duplicate detection: that would cost every pod one to two seconds.
     """
     address, _, prefix = cidr.partition("/")
     family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
@@ -90,10 +89,7 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
 
 
 def of_users(route: Rtnetlink, link: Link) -> list[str]:
-    """The addresses (CIDR) and the routes' destinations that users or services gave an interface.
-
-    Without the kernel's own: IPv6 link-local ones, and those of router advertisements.
-    """
+    """The addresses (CIDR) and route destinations that users or services gave an interface."""
     found = []
     with trying(f'listing addresses and routes of "{link.name}"'):
         for address in route.table(RTM_GETADDR, message(AddressMessage, index=link.index)):
@@ -125,10 +121,7 @@ def _cidr(address: AddressMessage) -> str:
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
-    """Add routes through `link`, each behind the namespace's other routes to its destination.
-
-    A gateway outside the interface's networks counts as on-link.
-    """
+    """Add routes through `link`, behind existing ones. A gateway in no network is on-link."""
     if not hops:
         return
     networks = [address_text.network(cidr) for cidr in of(route, link)]
@@ -194,14 +187,11 @@ class Routes:
                     self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
 
     def has(self, hop: Hop) -> bool:
-        """Whether a route has this destination and table, and the gateway and priority if set.
-
-        The priority of an IPv6 route may be higher: see `behind`.
-        """
+        """Whether a route has this destination and table, and the gateway and priority if set."""
         family, found = self._of(hop, hop.gateway)
         if not hop.priority or hop.priority in found:
             return bool(found)
-        return family == AF_INET6 and max(found, default=0) > hop.priority
+        return family == AF_INET6 and max(found, default=0) > hop.priority  # moved by `behind`
 
     def behind(self, hop: Hop) -> Hop:
         """The route with a priority behind the existing routes to its destination.

@@ -26,10 +26,7 @@ IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
 def make_ipoib_child(
     route: Rtnetlink, name: str, parent: Link, pkey: int, mode: str, umcast: bool
 ) -> Link:
-    """Create a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
-
-    The message has no queue length, so that the driver's own applies (twice its send queue).
-    """
+    """Create a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c)."""
     settings = [
         ("IFLA_IPOIB_PKEY", pkey),
         ("IFLA_IPOIB_MODE", mode),
@@ -58,7 +55,6 @@ def make_ipoib_child(
 
 
 def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:
-    """Set the MTU, in bytes."""
     route.change(_set(link, f'setting mtu {mtu} on "{link.name}"', ("IFLA_MTU", mtu)))
 
 
@@ -101,26 +97,22 @@ def rename(route: Rtnetlink, link: Link, name: str) -> None:
 
 
 def set_alias(route: Rtnetlink, link: Link, alias: str) -> None:
-    """Set the alias; "" removes it."""
     value = ("IFLA_IFALIAS", alias[: IFALIASZ - 1])
     route.change(_set(link, f'setting the alias of "{link.name}"', value))
 
 
 def set_mac(route: Rtnetlink, link: Link, mac: str) -> None:
-    """Set the hardware address (6 bytes)."""
     what = f'setting the hardware address of "{link.name}" to {mac}'
     route.change(_set(link, what, ("IFLA_ADDRESS", mac)))
 
 
 def add_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Add an alternative name to an interface."""
     what = f'giving "{link.name}" the alternative name "{altname}"'
     flags = NLM_F_CREATE | NLM_F_EXCL
     route.change(ChangeRequest(what, RTM_NEWLINKPROP, _altname(link, altname), flags))
 
 
 def drop_altname(route: Rtnetlink, link: Link, altname: str) -> None:
-    """Remove an alternative name from an interface."""
     what = f'removing the alternative name "{altname}" of "{link.name}"'
     route.change(ChangeRequest(what, RTM_DELLINKPROP, _altname(link, altname)))
 
@@ -134,12 +126,10 @@ def no_generated_address(link: Link) -> ChangeRequest:
 
 
 def up(link: Link) -> ChangeRequest:
-    """Set an interface up."""
     return _set(link, f'setting "{link.name}" up', flags=IFF_UP, change=IFF_UP)
 
 
 def down(link: Link) -> ChangeRequest:
-    """Set an interface down."""
     return _set(link, f'setting "{link.name}" down', change=IFF_UP)
 
 

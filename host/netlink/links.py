@@ -64,8 +64,6 @@ LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loop
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface, in the kernel's view."""
-
     index: int
     name: str
     kind: str  # IFLA_INFO_KIND, "" for hardware
@@ -121,10 +119,7 @@ def message_of(
 
 
 class LinkIdentity(msgspec.Struct, frozen=True):
-    """The properties of an interface that can be read without the kernel's RTNL lock.
-
-    Every move holds that lock.
-    """
+    """The properties of an interface that can be read without the RTNL lock of moves."""
 
     index: int
     link_type: int
@@ -175,14 +170,11 @@ def has_name(route: Rtnetlink, name: str) -> bool:
 
 
 def is_running(route: Rtnetlink, name: str) -> bool:
-    """Whether the interface with that name is up and has carrier, at a tenth of a look-up's cost.
-
-    Also True if the interface has gone or has another name: the caller must look it up then.
-    """
+    """Whether the interface is up and has carrier, at a tenth of a look-up's cost."""
     request = name.encode(errors="surrogateescape").ljust(_IFREQ.size, b"\0")
     try:
         return bool(_IFREQ_FLAGS.unpack(fcntl.ioctl(route, SIOCGIFFLAGS, request))[1] & IFF_RUNNING)
-    except OSError:
+    except OSError:  # it has gone or has another name: the caller's look-up reports it
         return True
 
 
@@ -203,8 +195,7 @@ def require(route: Rtnetlink, name: str) -> Link:
 def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
     """The interface as soon as it has carrier, or its state after `seconds`.
 
-    `link` is its state just now: the first check is a moment later. Raises LinkMissing if it goes
-    away.
+    `link` is its state just now. Raises LinkMissing if it goes away.
     """
     latest = link
     end = 0.0

@@ -34,8 +34,6 @@ MISSING = "the kernel has no RDMA netlink (Linux 5.2): load the HCA's driver, or
 
 
 class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """An RDMA device, in netlink's view."""
-
     index: int  # unique over all namespaces; a move keeps it
     name: str  # "mlx5_0"; unique over all namespaces
     node_guid: str  # "0011:2233:4455:6677", in sysfs's form
@@ -43,11 +41,7 @@ class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RdmaNetlink(NetlinkSocket):
-    """A socket in the namespace where it was created. One thread at a time may use it.
-
-    A `namespace` of `None` means the calling thread's own, in which every use must happen. Raises
-    HostError if the kernel has no RDMA netlink.
-    """
+    """A socket for one thread. Without `namespace` it is used in the thread's own."""
 
     def __init__(self, namespace: NetworkNamespace | None = None) -> None:
         self.namespace = namespace
@@ -76,10 +70,7 @@ def rdma(namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
 
 
 def mode(socket: RdmaNetlink) -> str:
-    """The mode of the RDMA subsystem in all namespaces: "shared" or "exclusive".
-
-    Raises HostError on kernels that do not report it: before Linux 5.2, or before 5.4 within a pod.
-    """
+    """The RDMA subsystem's mode. Raises HostError before Linux 5.2, or 5.4 within a pod."""
     what = "asking for the RDMA subsystem's mode"
     try:
         answer = socket.ask(RDMA_SYS_GET, message(RdmaMessage))

@@ -63,10 +63,7 @@ class ChangeRequest(NamedTuple):
 
 
 class NetlinkSocket:
-    """A socket in the namespace where it was created. One thread at a time may use it.
-
-    `protocol` is a NETLINK_* of linux/netlink.h. Raises OSError if the kernel lacks it.
-    """
+    """A socket of a NETLINK_* protocol in its namespace, for one thread at a time."""
 
     def __init__(self, protocol: int) -> None:
         self._first = self._sequence = 0
@@ -91,7 +88,6 @@ class NetlinkSocket:
         self.socket.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name + b"\0")
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -103,8 +99,7 @@ class NetlinkSocket:
     def change(self, *changes: ChangeRequest) -> None:
         """Make these changes, in this order. Raises HostError for the first refused one.
 
-        All are sent at once, and the kernel makes those after a refused one too. Only the last is
-        acknowledged, after every refusal.
+        The kernel also makes the changes after a refused one. It acknowledges only the last.
         """
         *others, last = changes
         with trying(last.what, *last.accepted):
@@ -195,11 +190,7 @@ class NetlinkSocket:
             raise NetlinkError(error.errno or errno.EIO) from None
 
     def _replies(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Number, type, flags and bytes of each answer to the last `send`.
-
-        Answers to earlier requests are skipped: a signal or timeout may have interrupted their
-        reading.
-        """
+        """Number, type, flags and bytes of each answer to the last `send`, not to earlier ones."""
         while True:
             datagram = self.receive()
             offset = 0
@@ -236,10 +227,7 @@ class Rtnetlink(NetlinkSocket):
 
 
 def netlink(namespace: NetworkNamespace | None = None) -> Rtnetlink:
-    """A socket in `namespace`, by default in the calling thread's own. `with` closes it.
-
-    The socket is created in the namespace and used from outside: it keeps its namespace.
-    """
+    """A socket in `namespace`, which it keeps when used from outside; default: the thread's own."""
     if namespace is None:
         return Rtnetlink()
     with namespace.entered():

@@ -47,10 +47,7 @@ class VF(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(route: Rtnetlink, pf: Link, index: int) -> VF:
-    """The settings of a VF. Raises HostError if the PF's driver does not report that VF.
-
-    GUIDs are reported since Linux 5.5, by drivers with ndo_get_vf_guid (mlx5's IPoIB).
-    """
+    """The settings of a VF. Raises HostError if the PF's driver does not report that VF."""
     with trying(f'reading the VFs of "{pf.name}"'):
         answer = route.ask(RTM_GETLINK, links.question(index=pf.index, form=PFMessage))
     return _among(answer, pf, index)
@@ -66,20 +63,14 @@ def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
 
 
 def set_mac(route: Rtnetlink, pf: Link, index: int, mac: str) -> None:
-    """Set the administrative hardware address, "aa:bb:cc:dd:ee:ff".
-
-    Some drivers report the old one for a while: read it back.
-    """
+    """Set the administrative address. Some drivers report the old one for a while."""
     address = bytes.fromhex(mac.replace(":", ""))
     what = _what(f"hardware address {mac}", pf, index)
     _set(route, pf, what, "", ("IFLA_VF_MAC", {"vf": index, "mac": address}))
 
 
 def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto: str) -> None:
-    """Set the VLAN tag for the VF's frames: VLAN (0 for no tag), priority, "802.1q" or "802.1ad".
-
-    Drivers that refuse IFLA_VF_VLAN_LIST get the older attribute, which is only for 802.1q.
-    """
+    """Set the VLAN tag for the VF's frames: VLAN (0 for no tag), priority, protocol."""
     what = _what(f"vlan {vlan}", pf, index)
     tag = {"vf": index, "vlan": vlan, "qos": qos}
     tags = [("IFLA_VF_VLAN_INFO", {**tag, "proto": PROTOCOLS[proto]})]
@@ -90,6 +81,7 @@ def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto:
         raise _failure(what, refused, f"its driver cannot do {proto}, only 802.1q")
     if refused.code not in UNSUPPORTED:
         raise _failure(what, refused)
+    # The driver may have the older attribute, which is only for 802.1q.
     remedy = "its driver cannot tag for VFs, or not in switchdev mode"
     _set(route, pf, what, remedy, ("IFLA_VF_VLAN", tag))
 

@@ -12,10 +12,7 @@ _PAGE = 65536  # bytes; the largest page of any architecture, and so the longest
 
 
 def text(path: str, errors: str = "strict") -> str:
-    """An attribute, stripped; "" if it cannot be read or is not UTF-8.
-
-    `errors` is as in bytes.decode: "replace" keeps the valid part.
-    """
+    """An attribute, stripped; "" if it cannot be read or is not UTF-8 (`errors` as in decode)."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

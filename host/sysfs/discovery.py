@@ -133,7 +133,6 @@ class SysfsSnapshot:
         return [netdev for netdev in netdevs if not netdev.foreign]
 
     def netdev(self, name: str) -> Netdev:
-        """The visible interface with that name."""
         netdev = self._by_name.get(name)
         if netdev is None:
             at = f"class/net/{name}"

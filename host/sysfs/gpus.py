@@ -34,10 +34,7 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpus(paths: Paths) -> list[GPU]:
-    """The GPUs of the node, sorted by address; [] without the driver.
-
-    A GPU that cannot be read does not hide the rest.
-    """
+    """The GPUs of the node that can be read, sorted by address; [] without the driver."""
     gpus = []
     directory = _directory(paths)
     for name in attribute_files.names(directory):

@@ -16,10 +16,7 @@ FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
 
 class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
-    """The port under an IPoIB interface. Each property is read from sysfs at each use.
-
-    States are sysfs's: "ACTIVE", "DOWN"; "LinkUp", "Polling".
-    """
+    """The port under an IPoIB interface. Each property is read from sysfs at each use."""
 
     hca: str
     number: int

@@ -63,10 +63,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def for_userspace(driver: str) -> bool:
-    """Whether this driver gives a device to a userspace program (VFIO, UIO).
-
-    Vendors have variants of vfio-pci (drivers/vfio/pci: mlx5_vfio_pci).
-    """
+    """Whether this is a driver for userspace programs: UIO, vfio-pci or a vendor's variant."""
     return driver in _UIO or driver.replace("-", "_").endswith("vfio_pci")
 
 
@@ -111,10 +108,7 @@ def netdevs(paths: Paths, address: str) -> list[str]:
 
 
 def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
-    """The PF of the VF with that canonical address, and its number there.
-
-    "" and `None` for another device; the number is also `None` if the PF does not list the VF.
-    """
+    """The PF and number of the VF with that canonical address; ("", `None`) for other devices."""
     device = _device(paths, address)
     pf = attribute_files.target(f"{device}/physfn")
     return pf, _index(paths, pf, address) if pf else None
@@ -142,9 +136,7 @@ def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
 
 
 def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
-    """How many VFs a device has and can have: sriov_numvfs, sriov_totalvfs; zeros if it is not a
-    PF.
-    """
+    """How many VFs a device has and can have (sriov_numvfs, sriov_totalvfs)."""
     bdf = canonical(pf)
     if bdf is None:
         return (0, 0)
@@ -155,11 +147,7 @@ def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
 
 
 def pf_netdev(paths: Paths, pf: str) -> str:
-    """The name of the PF's own netdev; "" if it is not in this namespace.
-
-    In switchdev mode `net/` also lists the representors of VFs. If there are several uplinks (a
-    function with two ports), the one with the lowest dev_port counts.
-    """
+    """The name of the PF's own netdev, of the first port; "" if it is not in this namespace."""
     bdf = canonical(pf)
     if bdf is None:
         return ""
@@ -175,10 +163,7 @@ def pf_netdev(paths: Paths, pf: str) -> str:
 
 
 def of_netdev(paths: Paths, netdev: str) -> Function | None:
-    """The function under a netdev of the host; `None` if it is virtual, or on another bus.
-
-    For a representor this is the PF.
-    """
+    """The function under a netdev of the host, if any; for a representor this is the PF."""
     address = _address_under(paths, "net", netdev)
     return find(paths, address) if address else None
 
@@ -193,10 +178,8 @@ def holder_of_rdma(paths: Paths, rdma: str) -> str:
 
 
 def rdma_of(paths: Paths, address: str) -> tuple[str, ...]:
-    """The names of a function's hardware RDMA devices in any network namespace, sorted.
-
-    They are read from their uverbs devices, which are visible in every namespace.
-    """
+    """The names of a function's hardware RDMA devices in any network namespace, sorted."""
+    # uverbs devices are visible in every namespace
     entries = _below(f"{_device(paths, canonical(address) or address)}/infiniband_verbs")
     names = {attribute_files.text(f"{entry}/ibdev") for entry in entries.values()}
     return tuple(sorted(names - {""}))
@@ -208,10 +191,7 @@ def is_software(paths: Paths, rdma: str) -> bool:
 
 
 def uverbs_of(paths: Paths, rdma: str) -> str:
-    """The name of an RDMA device's character device ("uverbs0"), or "".
-
-    Binding a driver assigns new numbers, so a name read before that is stale.
-    """
+    """The name of an RDMA device's character device ("uverbs0"), or "". Binding changes it."""
     for uverbs, entry in _below(f"{paths.sysfs}/class/infiniband_verbs").items():
         if attribute_files.text(f"{entry}/ibdev") == rdma:
             return uverbs
@@ -224,10 +204,8 @@ def uverbs_numbers(paths: Paths) -> dict[str, tuple[str, int, int]]:
 
 
 def uverbs_number(paths: Paths, rdma: str) -> tuple[str, int, int] | None:
-    """The character device of an RDMA device, as in `uverbs_numbers`, or `None`.
-
-    A device on the host is found below its own directory: a node may have a hundred more.
-    """
+    """The character device of an RDMA device, as in `uverbs_numbers`, or `None`."""
+    # Below the device there is one, while a node may have a hundred.
     numbers = _uverbs_in(f"{_rdma(paths, rdma)}/device/infiniband_verbs")
     return numbers.get(rdma) or uverbs_numbers(paths).get(rdma)
 

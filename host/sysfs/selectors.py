@@ -47,10 +47,7 @@ _PKEY = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
 def parse(
     value: object, where: str, spelling: Mapping[str, str] = OWN, *, loose: bool = False
 ) -> Selector:
-    """Read a selector. `spelling` maps the keys of the file to ours.
-
-    Raises DocumentError, also for values that can never match.
-    """
+    """Read a selector. `spelling` maps the keys of the file to ours. Raises DocumentError."""
     shapes = {
         written: bool if key == "isRdma" else tuple[str, ...] for written, key in spelling.items()
     }
@@ -93,10 +90,7 @@ def names(selector: Selector) -> bool:
 
 
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:
-    """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}); without "#" the set is `None`.
-
-    Raises ValueError.
-    """
+    """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}), "ens2f0" into ("ens2f0", `None`)."""
     name, mark, indexes = text.partition("#")
     if not name:
         raise ValueError("a name is missing before the #")

@@ -60,7 +60,6 @@ class Topology:
         return cls(location for location in locations if location is not None)
 
     def location(self, address: str) -> PciLocation | None:
-        """The location of a device, or `None`."""
         return self._locations.get(address)
 
     def distance(self, a: str, b: str) -> Distance:
@@ -73,10 +72,7 @@ class Topology:
         return distance
 
     def switch(self, address: str) -> str:
-        """An identifier that devices at PIX distance of each other share; "" if unknown.
-
-        It is the address of the switch's upstream port, of the root port, or of the card.
-        """
+        """The upstream port (or root port, or card) that devices at PIX distance share; or ""."""
         location = self._locations.get(address)
         if location is None:
             return ""
