@@ -46,9 +46,9 @@ FEATURES = "features"
 def settings(route: Rtnetlink, name: str) -> dict[str, str]:
     """The settings of the driver of an interface in the socket's namespace, in hexadecimal."""
     found = {}
-    for what in (FEATURES, *_COMMANDS):
+    for setting in (FEATURES, *_COMMANDS):
         try:
-            found[what] = _read(route, name, what).hex()
+            found[setting] = _read(route, name, setting).hex()
         except OSError:  # the driver has none
             continue
     return found
@@ -57,29 +57,29 @@ def settings(route: Rtnetlink, name: str) -> dict[str, str]:
 def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str]:
     """Restore the settings that differ from those of `settings`. Returns the refusals."""
     refusals = []
-    for what, value in earlier.items():
+    for setting, value in earlier.items():
         try:
-            now, then = _read(route, name, what), bytes.fromhex(value)
+            now, then = _read(route, name, setting), bytes.fromhex(value)
             if now != then:
-                _write(route, name, what, now, then)
+                _write(route, name, setting, now, then)
         except OSError as error:
-            text = f'restoring {what} of "{name}" as ethtool does'
+            text = f'restoring {setting} of "{name}" as ethtool does'
             refusals.append(str(explained(text, error.errno or 0)))
     return refusals
 
 
-def _read(route: Rtnetlink, name: str, what: str) -> bytes:
+def _read(route: Rtnetlink, name: str, setting: str) -> bytes:
     """The struct of a setting, without its command; of the features, the requested ones."""
-    if what != FEATURES:
-        command = _COMMANDS[what]
+    if setting != FEATURES:
+        command = _COMMANDS[setting]
         return _ioctl(route, name, command.get, bytes(command.size - _COMMAND.size))
     blocks = _feature_blocks(route, name)
     return b"".join(_COMMAND.pack(requested) for _, requested, _, _ in blocks)
 
 
-def _write(route: Rtnetlink, name: str, what: str, now: bytes, then: bytes) -> None:
-    if what != FEATURES:
-        _ioctl(route, name, _COMMANDS[what].set, then)
+def _write(route: Rtnetlink, name: str, setting: str, now: bytes, then: bytes) -> None:
+    if setting != FEATURES:
+        _ioctl(route, name, _COMMANDS[setting].set, then)
         return
     pairs = zip(
         _feature_blocks(route, name),

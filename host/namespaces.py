@@ -133,12 +133,12 @@ class NetworkNamespace:
                 return namespace
             os.close(namespace.descriptor)
         if hidden:
-            raise HostError(f"cannot tell whether a network namespace still exists ({hidden})")
+            raise HostError(f"cannot determine whether a network namespace still exists ({hidden})")
         return None
 
     @classmethod
     def every(cls) -> "Iterator[NetworkNamespace]":
-        """Open every visible namespace: of processes, and below /run/netns. The caller closes."""
+        """Open every visible namespace: of processes, and below /run/netns. Callers close them."""
         seen = set()
         for path in (*Path("/run/netns").glob("*"), *_of_processes()):
             try:

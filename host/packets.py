@@ -54,7 +54,7 @@ def send(sender: socket.socket, payload: bytes, address: bytes) -> None:
 
 
 def packet_socket(stack: ExitStack) -> socket.socket:
-    """A socket for frames' payload, in the thread's namespace. It sends until it is bound."""
+    """A socket for frames' payload, in the thread's namespace. Before a bind it only sends."""
     sender = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
     stack.callback(_closer.close, sender)
     return sender
@@ -73,7 +73,7 @@ class _Closer:
         self._process = 0  # the process with the thread: a forked child has none
 
     def close(self, sender: socket.socket) -> None:
-        """Close the socket soon. In a pod's namespace, a new thread would keep that alive."""
+        """Close the socket soon. Outside of pods' namespaces: a new thread would keep one alive."""
         if self._process != os.getpid() and not self._is_started():
             sender.close()
         else:

@@ -266,7 +266,7 @@ class Journal:
         self._forget_devices_of(os.path.basename(path))  # noqa: PTH119
 
     def remove_unfinished(self) -> None:
-        """Remove the unfinished files of killed ADDs. Container ids are unique: none is reused."""
+        """Remove the unfinished files of killed ADDs, which no later writer would overwrite."""
         with suppress(OSError):
             for path in self._paths(_UNFINISHED):
                 key = path.name.removesuffix(_UNFINISHED).rpartition("-")[2]

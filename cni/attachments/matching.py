@@ -36,7 +36,7 @@ from host.sysfs import pci
 from host.sysfs.discovery import HCAsByName, unknown
 from policy.allowance import Allowance, Device
 
-OPT_OUT = '"match_device": false if that is meant'
+OPT_OUT = 'set "match_device": false if this is intended'
 _REQUEST_ONE = "have the pod request a device of its own (resources.limits)"
 
 

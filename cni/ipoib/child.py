@@ -160,7 +160,7 @@ def remove(
     temporary_name = Mark(attachment.key).temporary_name
     for link in links.every(route, "ipoib"):
         own_mac = "" if on_host and link.up else mac
-        # An administrator could use the temporary name, but not for a child without an alias.
+        # An administrator may use the temporary name, so it must be a child without an alias.
         unmoved = link.name == temporary_name and link.parent != 0 and not link.alias
         if unmoved or is_ours(link, attachment, own_mac):
             link_changes.delete(route, link)

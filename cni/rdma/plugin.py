@@ -36,7 +36,7 @@ class Rdma:
         previous = results.previous_document(request)
         if previous is None:
             raise invalid_config(
-                'prevResult missing: "rdma" is for a chain, behind "sriov", whose VF it completes'
+                'prevResult missing: put "rdma" behind "sriov" in the list of plugins'
             )
         attachment = Attachment.of(request)
         with explained(), self._journal.locked(attachment), _namespace_of(request) as namespace:
@@ -88,8 +88,8 @@ class Rdma:
         entry = self._journal.read(attachment)
         if entry is None or entry.plugin != "sriov" or not entry.device:
             raise invalid_config(
-                f'"rdma" completes what "sriov" of podfabric has attached, and the journal '
-                f"has no attachment {attachment}: put it behind that plugin"
+                f'"rdma" needs an attachment of podfabric\'s "sriov", but the journal has none for '
+                f'{attachment}: put "rdma" behind "sriov" in the list of plugins'
             )
         device = device_of(request)
         if device and device != entry.device:

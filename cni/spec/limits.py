@@ -188,7 +188,7 @@ def _refuse_first_wrong(document: object) -> None:
 
 def _refuse_keys(value: dict[str, Any], path: _Path | None) -> None:
     if isinstance(value, _Twice):
-        raise invalid_config(f'"{_shown((path, value.key))}" stands twice: remove one of them')
+        raise invalid_config(f'"{_shown((path, value.key))}" occurs twice: remove one of them')
     for key in value:
         if len(key) > MAX_KEY:
             raise invalid_config(

@@ -191,7 +191,7 @@ def to_document(result: Result, version: str) -> dict[str, Any]:
 
 
 def require_convertible(version: str, *, has_addresses: bool) -> None:
-    """Raise CNIError 7 if `encode` would fail. Without cniVersion it is 0.1.0, with an address."""
+    """Raise CNIError 7 if `encode` would fail: 0.1.0, the default version, needs an address."""
     if version in FAMILY_020 and not has_addresses:
         raise CNIError(
             Code.INVALID_CONFIG,

@@ -48,13 +48,13 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
     """The record of an ADD that has changed nothing yet."""
     function = plan.function
-    on = among = 0
+    on = mask = 0
     for flag, wanted in (
         (links.FLAGS["promisc"], options.promisc),
         (links.FLAGS["allmulti"], options.allmulti),
     ):
         if wanted is not None:
-            among |= flag
+            mask |= flag
             on |= flag if wanted else 0
     return DeviceRecord(
         device=function.address,
@@ -66,7 +66,7 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
         applied=vf_settings.wanted(plan.vf, options) if plan.vf is not None else None,
         mac=options.vf.get("mac", "") if plan.link is not None else "",
         mtu=options.mtu or 0,
-        modes=(on & MODES, among & MODES),
+        modes=(on & MODES, mask & MODES),
         infiniband=plan.infiniband,
         pkey=plan.link.pkey if plan.link is not None else None,
         rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in plan.rdma),

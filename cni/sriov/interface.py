@@ -175,7 +175,7 @@ def _compare_settings(paths: Paths, host: Rtnetlink, record: DeviceRecord) -> No
 def _compare_link(
     link: Link, attachment: Attachment, record: DeviceRecord, shown: Interface
 ) -> None:
-    on, among = record.modes
+    on, mask = record.modes
     compare(
         f'"{link.name}"',
         {
@@ -183,7 +183,7 @@ def _compare_link(
             "alias": (link.alias, Mark(attachment.key).alias),
             "mtu": (link.mtu, record.mtu or shown.mtu or link.mtu),
             "mac": (link.mac, shown.mac or link.mac),
-            "promisc, allmulti": (link.flags & among, on),
+            "promisc, allmulti": (link.flags & mask, on),
             "administrative state": (results.up(link.up), "up"),
         },
     )

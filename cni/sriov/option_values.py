@@ -143,7 +143,7 @@ def mtu(written: int | None) -> int | None:
     if not SMALLEST_MTU <= written <= LARGEST_MTU:
         raise invalid_config(
             f'"mtu": {written} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
-            "what the PF allows"
+            "the PF's maximum"
         )
     return written
 

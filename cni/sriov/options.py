@@ -121,7 +121,7 @@ def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
-    """The options of a request. Raises CNIError 4 and 7. STATUS has no pod, so no device either."""
+    """The options of a request. Raises CNIError 4 and 7, with key and remedy."""
     written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
     masters = option_values.masters(written.master)

@@ -49,9 +49,9 @@ class Sriov(InterfacePlugin):
         with self._attaching(attachment, request) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             undo.last(lambda: self.journal.remove(attachment))
-            entry, record, plan, wanted, allowance = Claimer(self.journal, self.paths).claim(
-                request, wanted, namespace, host, self._match(request, wanted, allowance)
-            )
+            match = self._match(request, wanted, allowance)
+            claimer = Claimer(self.journal, self.paths, request, namespace, host, match)
+            entry, record, plan, wanted, allowance = claimer.claim(wanted)
             answer = Result()
             needs_interface = wanted.ipam_type == "dhcp"
             needs_binding = guids.needs_binding(plan.link, record)

@@ -121,7 +121,7 @@ def is_inhabited(namespace: NetworkNamespace) -> bool:
 
 
 def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
-    """The interface's state for the host. It is on the host or in the pod, by mark or device."""
+    """The interface's state for the host, found by mark or device, on the host or in the pod."""
     alias = Mark(attachment.key).alias
     with netlink() as host:
         for link in links.every(host):

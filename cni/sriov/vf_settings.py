@@ -55,7 +55,7 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> AbstractContextManager[Link
 def vf_of(
     paths: Paths, host: Rtnetlink, pf: str, index: int
 ) -> AbstractContextManager[tuple[Link, VF]]:
-    """The same with the PF's settings for its VF of that number. Raises also HostError."""
+    """The same, with the settings of its VF of that number. Also raises HostError."""
     return _of_pf(paths, pf, lambda name: vfs.find(host, name, index))
 
 
@@ -80,7 +80,7 @@ def wanted(before: VF, options: SriovOptions) -> VF:
 
 
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
-    """Write the settings that differ. Raises HostError for the first refusal, or for all."""
+    """Write the settings that differ; with `all_of_it` also after a refusal. Raises HostError."""
     failures = []
     for names, request in _requests():
         values = [getattr(target, name) for name in names]

@@ -133,14 +133,14 @@ def down(link: Link) -> ChangeRequest:
     return _set(link, f'setting "{link.name}" down', change=IFF_UP)
 
 
-def flagged(link: Link, flags: int, among: int) -> ChangeRequest:
-    """Set those IFF_* of `among` that are in `flags`, and clear the rest of `among`."""
+def flagged(link: Link, flags: int, mask: int) -> ChangeRequest:
+    """Set those IFF_* of `mask` that are in `flags`, and clear the rest of `mask`."""
     words = " and ".join(
         f"{word} {'on' if flags & flag else 'off'}"
         for word, flag in links.FLAGS.items()
-        if among & flag
+        if mask & flag
     )
-    return _set(link, f'setting {words} of "{link.name}"', flags=flags, change=among)
+    return _set(link, f'setting {words} of "{link.name}"', flags=flags, change=mask)
 
 
 def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") -> ChangeRequest:

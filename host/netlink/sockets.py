@@ -227,7 +227,7 @@ class Rtnetlink(NetlinkSocket):
 
 
 def netlink(namespace: NetworkNamespace | None = None) -> Rtnetlink:
-    """A socket in `namespace`, which it keeps when used from outside; default: the thread's own."""
+    """A socket in `namespace`, by default the thread's own. It stays there when used outside."""
     if namespace is None:
         return Rtnetlink()
     with namespace.entered():

@@ -99,7 +99,7 @@ def set_rate(route: Rtnetlink, pf: Link, index: int, minimum: int, maximum: int)
         if not pf.up:
             remedy = f'"{pf.name}" is down: ip link set {pf.name} up'
         raise _failure(what, refused, f"{remedy} (drivers need the link's speed)", (errno.EINVAL,))
-    remedy = "its driver cannot limit a VF to that"
+    remedy = "its driver cannot set this rate"
     if minimum:
         remedy = "many drivers, Intel's among them, cannot do min_tx_rate: leave it out"
     raise _failure(what, refused, remedy, (errno.EINVAL, *UNSUPPORTED))

@@ -108,7 +108,7 @@ def netdevs(paths: Paths, address: str) -> list[str]:
 
 
 def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
-    """The PF and number of the VF with that canonical address; ("", `None`) for other devices."""
+    """The PF of the VF with that canonical address, and its number there; else ("", `None`)."""
     device = _device(paths, address)
     pf = attribute_files.target(f"{device}/physfn")
     return pf, _index(paths, pf, address) if pf else None

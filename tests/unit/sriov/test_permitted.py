@@ -47,9 +47,9 @@ def claim(node: Node, *rules: dict[str, Any], **config: Any) -> ClaimedDevice:  
     wanted = options.read(request)
     allowance = vf_policy.by_options(wanted, of_pod(policy, Pod("a", "p")))
     match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", allowance)
-    claimer = Claimer(Journal(node.paths), node.paths)
     with NetworkNamespace.open(netns) as namespace:
-        claimed = claimer.claim(request, wanted, namespace, HOST, match)
+        claimer = Claimer(Journal(node.paths), node.paths, request, namespace, HOST, match)
+        claimed = claimer.claim(wanted)
     Journal(node.paths).remove(claimed.entry.attachment)
     return claimed
 
