@@ -328,7 +328,7 @@ class InterfacePlugin(ABC):
         if failures:
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,
-                f"{attachment} is not completely removed, DEL again: {failures}",
+                f"{attachment} is not fully removed, DEL again: {failures}",
             )
 
     def remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:

@@ -73,7 +73,7 @@ def interface_of(
 
 
 def hops(answer: Result) -> list[Hop]:
-    """The routes of an IPAM result. The default gateway is that of the addresses' family."""
+    """The routes of an IPAM result. Without a gateway, a route gets that of its family."""
     gateways: dict[int, str] = {}
     for ip in answer.ips:
         if ip.gateway:

@@ -137,7 +137,7 @@ def _given_parents(
 
 
 def _require_own_hca(plan: ChildPlan, match: Match) -> None:
-    """Raise CNIError unless the parent's HCA is the pod's, or belongs to no other pod."""
+    """Raise CNIError if the pod holds HCAs but not this one, or if another pod holds it."""
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:

@@ -34,7 +34,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind a VF's driver, which reads the new GUID then. Raises CNIError 100 for new uverbs."""
+    """Rebind a VF's driver, which then reads its GUID. Raises CNIError 100 if uverbs change."""
     link = plan.link
     if link is None:
         return plan, record
@@ -61,7 +61,7 @@ def rebind(
 
 
 def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
-    """Log another partition than the configured one. The subnet manager may still change it."""
+    """Log that the interface is in another partition, which the subnet manager may change."""
     own = plan.link.pkey if plan.link is not None else None
     if pkey is not None and own is not None and (pkey ^ own) & 0x7FFF:
         note(

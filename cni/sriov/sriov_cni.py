@@ -204,7 +204,7 @@ def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
     """The earlier interface on the host; `None` with a userspace driver.
 
     Properties that the plugins do not keep become a new device's. The plugins leave the interface
-    down. The host's alternative names cannot be distinguished from the pod's, so they stay.
+    down. The host's alternative names cannot be distinguished from the pod's, so all are removed.
     """
     state = former.state or _VfState()
     name = state.host_if_name or former.host_name
