@@ -100,7 +100,7 @@ def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
     assert left(paths) == {"a-loop", "e-removed"} | spared
     texts = "\n".join(map(str, outcomes))
     assert (
-        "e-removed/net1: fabric/e-removed/net1 is not wholly removed, DEL again: the name" in texts
+        "e-removed/net1: fabric/e-removed/net1 is not fully removed, DEL again: the name" in texts
     )
     assert not any(name in texts for name in spared)
     assert any("a-loop" in str(outcome) for outcome in outcomes)
