@@ -41,10 +41,7 @@ class Presence:
 
 
 def has_turn(
-    lock: Path,
-    held: ExitStack,
-    stand_by: Callable[[], object],
-    is_stopping: Callable[[], bool],
+    lock: Path, held: ExitStack, stand_by: Callable[[], object], is_stopping: Callable[[], bool]
 ) -> bool:
     """Wait for the lock of the agent that listens, and hold it; False if the process stops first.
 

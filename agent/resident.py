@@ -107,12 +107,7 @@ class Agent:
     """All parts of the agent, connected. What must be closed is on `stack`."""
 
     def __init__(
-        self,
-        paths: Paths,
-        loaded: Loaded,
-        extra: Extra,
-        stack: ExitStack,
-        leaving: Leaving | None,
+        self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None
     ) -> None:
         self._presence = stack.enter_context(presence.present(paths.run, "starting"))
         self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens

@@ -87,11 +87,7 @@ def _show(findings: list[Finding]) -> None:
     for finding in findings:
         remedy = (f"-> {finding.remedy}",) if finding.remedy else ()
         rows.append(
-            (
-                finding.check,
-                Cell(finding.status, _STYLES[finding.status]),
-                (finding.seen, *remedy),
-            )
+            (finding.check, Cell(finding.status, _STYLES[finding.status]), (finding.seen, *remedy))
         )
     counts = {status: sum(finding.status == status for finding in findings) for status in _STYLES}
     output.show(

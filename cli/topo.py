@@ -146,9 +146,5 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
 
 def _hca(hca: HCA) -> TopologyDevice:
     return TopologyDevice(
-        label=rdma_label(hca),
-        kind="hca",
-        address=hca.address,
-        netdevs=hca.netdevs,
-        numa=hca.numa,
+        label=rdma_label(hca), kind="hca", address=hca.address, netdevs=hca.netdevs, numa=hca.numa
     )

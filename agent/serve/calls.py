@@ -84,11 +84,7 @@ class Calls:
             return request.config
 
         return answer(
-            lambda: load(request.environ),
-            request.environ,
-            read_config,
-            netns,
-            self._failed,
+            lambda: load(request.environ), request.environ, read_config, netns, self._failed
         )
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:

@@ -80,10 +80,7 @@ def agent(node: ThisNode) -> Iterator[Outcome]:
         yield ok(f"{path} answers")
     else:
         what = "no process answers" if path.exists() else "it does not exist"
-        yield failed(
-            f"{path}: {what}",
-            _LOOK_AT_AGENT,
-        )
+        yield failed(f"{path}: {what}", _LOOK_AT_AGENT)
 
 
 def registration_socket(node: ThisNode) -> Iterator[Outcome]:

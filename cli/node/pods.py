@@ -180,11 +180,7 @@ def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[Po
 
 
 def _attachment(
-    node: ThisNode,
-    entry: JournalEntry,
-    devices: tuple[HeldDevice, ...],
-    *,
-    asked: bool,
+    node: ThisNode, entry: JournalEntry, devices: tuple[HeldDevice, ...], *, asked: bool
 ) -> AttachedInterface:
     try:
         undo = entry.undo_as(_RecordedOrigin)

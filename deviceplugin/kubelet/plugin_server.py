@@ -20,7 +20,7 @@ Listing = list[tuple[str, bool, tuple[int, ...]]]
 
 
 class Rejected(Exception):
-    """A call cannot be answered. It has the gRPC status, and a text that says what to do."""
+    """A call cannot be answered. Has the gRPC status; the text has the remedy."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -42,17 +42,17 @@ class ServedPool:
         return self._listing
 
     def relist(self, listing: Listing) -> bool:
-        """Replace the listing; True if the kubelet must get it."""
+        """Replace the listing; True if it has changed."""
         changed = listing != self._listing
         self._listing = listing
         return changed
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Which of the available ids go best together."""
+        """Choose the available ids that go best together."""
         raise NotImplementedError
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """What a container with these ids gets. Raises Rejected."""
+        """The answer for a container with these ids. Raises Rejected."""
         raise NotImplementedError
 
     def pre_start(self, ids: list[str]) -> None:
@@ -66,24 +66,22 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         self._resource = resource
         self._streams = streams
         self.options = v1beta1_pb2.DevicePluginOptions(
-            pre_start_required=resource.pre_start_required,
-            get_preferred_allocation_available=True,
+            pre_start_required=resource.pre_start_required, get_preferred_allocation_available=True
         )
 
     def serve(self, server: grpc.Server) -> None:
-        """Add it to a server."""
         v1beta1_pb2_grpc.add_DevicePluginServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """The kubelet waits for this inside its Register: it must not block."""
+        """Must not block: the kubelet waits for this inside its Register."""
         return self.options
 
     def ListAndWatch(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
-        """Send the whole list at once, and whenever it has changed or is wanted again."""
+        """Send the whole list at once, after each change, and on demand."""
         sent: Listing | None = None
         for again in self._streams.turns(context):
             try:
@@ -100,7 +98,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: v1beta1_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreferredAllocationResponse:
-        """A choice for every request. An error would make the pod fail for good."""
+        """Never fails, because an error would make the pod fail for good."""
         return v1beta1_pb2.PreferredAllocationResponse(
             container_responses=[
                 v1beta1_pb2.ContainerPreferredAllocationResponse(
@@ -128,7 +126,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: v1beta1_pb2.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreStartContainerResponse:
-        """The kubelet has 30 s for this, if it asks at all."""
+        """The kubelet waits 30 s for this, and calls it only if `options` require it."""
         ids = list(request.devices_ids)
         try:
             self._resource.pre_start(ids)

@@ -3,8 +3,8 @@
 The plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock. A kubelet
 that starts removes all sockets there and makes its own again.
 
-One thread per pool looks at the current state and does what is missing. inotify and the pool's
-streams only wake it.
+One thread per pool compares the state with what is needed, and does the missing step. inotify and
+the pool's streams only wake it.
 """
 
 import errno
@@ -29,7 +29,6 @@ from deviceplugin.kubelet.pod_resources import open_channel
 from deviceplugin.kubelet.streams import Streams
 
 VERSION = "v1beta1"
-
 
 TIMEOUT = 15.0  # seconds for a Register, in which the kubelet calls back for up to 10
 WATCHDOG = 10.0  # seconds without a ListAndWatch, after which the pool registers again
@@ -57,7 +56,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 class PluginServer(StepThread):
     """Serves one resource and keeps it registered, in a thread, from `start` until `close`.
 
-    It waits for a kubelet that does not run yet.
+    Waits for a kubelet that does not run yet.
     """
 
     def __init__(self, paths: Paths, pool: ServedPool) -> None:
@@ -73,10 +72,10 @@ class PluginServer(StepThread):
 
         self._listener: Listener | None = None
         self._registered_at: tuple[int, ...] = ()  # the kubelet.sock of the last Register
-        self._asked = math.inf  # when the kubelet was asked to accept the pool
-        self._live_since: float | None = None  # since when it reads the list
-        self._due = 0.0  # when to ask it again
-        self._listen_at = 0.0  # when to try again after that failed
+        self._asked = math.inf  # when Register was last called
+        self._live_since: float | None = None  # since when the kubelet reads the list
+        self._due = 0.0  # when to call Register again
+        self._listen_at = 0.0  # when to listen again after a failure
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._problems = Problems(_log)
 
@@ -92,7 +91,6 @@ class PluginServer(StepThread):
         self._streams.changed(again=again)
 
     def state(self) -> PoolState:
-        """For metrics."""
         listing, listener = self._pool.listing(), self._listener
         return PoolState(
             resource=self._resource,
@@ -116,7 +114,6 @@ class PluginServer(StepThread):
         self._waker.close()
 
     def wake(self) -> None:
-        """Do the next step now."""
         self._waker.wake()
 
     def _is_registered(self) -> bool:
@@ -133,7 +130,7 @@ class PluginServer(StepThread):
         self._waker.wait(min(seconds, LOOK_EVERY))
 
     def step(self) -> float:
-        """Do what is missing now; return the seconds until the next step."""
+        """Do the missing step; return the seconds until the next one."""
         self._waker.follow((self._directory, self._directory.parent))
         # The kubelet's socket first: a kubelet removes ours before it makes its own.
         kubelet = files.version(self._kubelet)
@@ -175,7 +172,7 @@ class PluginServer(StepThread):
             _log.info("%s: %s: registering again", self._resource, self._problem)
 
     def _ask(self) -> float:
-        """Have the kubelet accept the pool; return the seconds until the next step."""
+        """Call Register; return the seconds until the next step."""
         self._live_since = None
         self._asked = time.monotonic()
         try:
@@ -192,7 +189,7 @@ class PluginServer(StepThread):
         return 0  # the stream may be there already
 
     def _register(self) -> None:
-        """Call Register. Raises grpc.RpcError."""
+        """Raises grpc.RpcError."""
         assert self._listener is not None
         request = v1beta1_pb2.RegisterRequest(
             version=VERSION,

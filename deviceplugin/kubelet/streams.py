@@ -7,21 +7,19 @@ from collections.abc import Callable, Iterator
 import grpc
 
 COALESCE = 0.2  # seconds between two lists on one stream
-MOST = 16  # open streams; each occupies a thread of the server. The oldest is closed first
+MOST = 16  # open streams, each in a thread of the server. The oldest is closed first.
 
 
 class _Stream:
-    """An open ListAndWatch call."""
-
     def __init__(self) -> None:
         self.opened = time.monotonic()
         self.ended = False
-        self.woken = True  # it has to look at the list
-        self.again = False  # it has to send the list even if that has not changed
+        self.woken = True  # it must compare the list
+        self.again = False  # it must send the list even if unchanged
 
 
 class Streams:
-    """The streams of a pool. `on_change` is called, without a lock, when one opens or closes."""
+    """The streams of a pool. Calls `on_change`, without a lock, when a stream opens or closes."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
@@ -29,9 +27,9 @@ class Streams:
         self._open: list[_Stream] = []  # oldest first
 
     def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
-        """When this call has to look at the list: now, then after `changed`, COALESCE apart.
+        """Yields when this call must compare the list: now, then after `changed`, COALESCE apart.
 
-        Yields whether it has to send the list even if that has not changed.
+        The value is whether it must send the list even if that has not changed.
         """
         stream = _Stream()
         with self._changed:
@@ -54,7 +52,7 @@ class Streams:
             self._drop(stream)
 
     def changed(self, *, again: bool = False) -> None:
-        """Have every stream compare the list, or with `again` send it in any case."""
+        """Make every stream compare the list, or with `again` send it in any case."""
         with self._changed:
             for stream in self._open:
                 stream.woken = True
@@ -62,7 +60,6 @@ class Streams:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End all open streams."""
         with self._changed:
             self._end(list(self._open))
         self.on_change()
@@ -74,7 +71,6 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """The number of open streams."""
         with self._changed:
             return len(self._open)
 

@@ -1,4 +1,4 @@
-"""The flags of the device plugin's command line, also those of the plugins that it replaces.
+"""The flags of the device plugin's command line, including those of the plugins that it replaces.
 
 Their syntax is that of Go's flag package: one dash or two, `-x=y` or `-x y`. Other arguments are
 returned, for the command's own options.
@@ -37,7 +37,7 @@ _OF_POOL = ("name", "amount", "master")
 _OF_GPUS = ("host-path", "container-path", "plugin-directory", "factor")
 SHARED_GPU = "deepomatic.com/shared-gpu"
 SOCKETS = Path("/device-plugin")
-"""Where Deepomatic's plugin has its sockets, unless -plugin-directory says otherwise."""
+"""The default of -plugin-directory, where Deepomatic's plugin has its sockets."""
 
 # strconv.ParseBool
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -47,21 +47,19 @@ _EVERY_VF = "#0-65535"
 
 
 class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that the flags ask for."""
-
-    file: Path | None = None  # None: the default file, which need not exist
+    file: Path | None = None  # `None`: the default file, which need not exist
     prefix: str = ""
     cdi: bool = False
     pool: PoolConfig | None = None  # the only pool, in place of a file
     gpus: GpuPoolConfig | None = None  # the same, for a pool of GPUs
-    plugin_directory: Path | None = None  # of the sockets; None: the kubelet's
+    plugin_directory: Path | None = None  # of the sockets; `None`: the kubelet's
 
     def watched(self, usual: Path) -> Path | None:
-        """The file to watch for changes; None if no file is read."""
+        """The file to watch for changes, or `None` if no file is read."""
         return None if self.pool or self.gpus else self.file or usual
 
     def load(self, usual: Path) -> DevicePluginConfig:
-        """Read the configuration. Raises ConfigError."""
+        """Raises ConfigError."""
         if self.gpus:
             return DevicePluginConfig(pools=(), gpus=(self.gpus,))
         if self.pool:

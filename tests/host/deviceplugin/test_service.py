@@ -93,7 +93,7 @@ def test_file_that_becomes_wrong_is_told_and_what_was_before_stays(
     configure(server, {"name": HCA, "slots": 0})
     until(lambda: errors(caplog))
     (told,) = errors(caplog)
-    assert "slots" in told and "the former one stays" in told
+    assert "slots" in told and "the previous one is used" in told
     kubelet.admit("worker-0", [{"name": "main", "limits": {HCA: 1}}])
     configure(server, {"name": HCA, "slots": 2})
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)

@@ -216,7 +216,7 @@ def test_an_hca_in_a_pod_is_told_by_its_verbs_device(shell_of: ShellOf, tmp_path
     ("given", "config", "text"),
     [
         ([], "pools: 3", "config.yaml"),
-        (["--config", "/nowhere.yaml"], "", "/nowhere.yaml: there is no such file"),
+        (["--config", "/nowhere.yaml"], "", "/nowhere.yaml: this file does not exist"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line_and_code_1(
