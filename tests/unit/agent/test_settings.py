@@ -300,7 +300,7 @@ def test_a_broken_file_leaves_the_settings_in_force(
         until(lambda: "can be used again" in caplog.text)
     assert changes == [Settings(workers=2)]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
-    assert "(until it is corrected: agent: what was read before stays)" in caplog.messages[0]
+    assert "(until it is corrected: agent: the last correct settings stay)" in caplog.messages[0]
 
 
 GOOD = b"agent: {workers: 2}\npolicy: {set: {pfOnly: [true]}}\nipam: {scope: cluster}\n"
