@@ -1,9 +1,9 @@
 """The agent from its start to SIGTERM.
 
 A lock makes it the only agent of the node that listens. At SIGTERM it closes its sockets, gives the
-lock to the next agent, and finishes its running calls. So two agents may be at work for a while, in
-calls for different attachments. An agent that leaves its node attaches no pod, and ends its service
-when the node is empty.
+lock to the next agent, and finishes its running calls. So two agents may work for a while, in calls
+for different attachments. An agent that leaves its node attaches no pod, and ends when the node is
+empty.
 """
 
 import gc
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from ipam.leases.lessee import Lessee
 
 Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
-"""More plugins by name, which may use the node's addresses."""
+"""Makes more plugins by name, which may use the node's addresses."""
 
 _log = logging.getLogger(__name__)
 
 
 class Unable(Exception):
-    """The agent cannot start. The text says why and what to do."""
+    """The agent cannot start. The text has the reason and the remedy."""
 
 
 def run(
@@ -81,7 +81,7 @@ def run(
         settings.log_mistakes(loaded)
         decoding.build_decoders()
         procfs.use(paths.proc)
-        # A client has two or three descriptors, and the usual limit is 1024.
+        # A client needs two or three descriptors, and the usual limit is 1024.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with ExitStack() as stack:
@@ -104,7 +104,7 @@ def run(
 
 
 class Agent:
-    """All parts of the agent, connected. What must be closed is on `stack`."""
+    """All parts of the agent, connected. `stack` closes them."""
 
     def __init__(
         self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None
@@ -149,15 +149,15 @@ class Agent:
         signal.signal(signal.SIGINT, self._stop)
 
     def _make_addresses(self) -> "Lessee | None":
-        """The plugin that gives addresses; the lessee of the cluster's, if there are any."""
+        """Make the plugin that gives addresses; return the lessee, if there is one."""
         paths, ipam = self._paths, self._settings.ipam
         facts = partial(node_facts.look, paths)
         self._store = StoreFiles(paths.ipam, facts=facts, report=_log.warning)
         self._stack.callback(self._store.close)
         lessee = leasing.lessee_of(paths, self._store, ipam)
         pools = leasing.pools_of(paths, self._store, ipam)
-        # There is one of each on a node at a time.
-        self._followers = [each for each in (lessee, pools) if each is not None]
+        # A node has one of each at a time.
+        self._followers = [one for one in (lessee, pools) if one is not None]
         for follower in self._followers:
             self._stack.callback(follower.close)
         if lessee is not None:
@@ -172,7 +172,7 @@ class Agent:
         return lessee
 
     def _make_devices(self) -> AgentGpuLimits:
-        """The device plugin, and the limits of GPUs that it gives parts of."""
+        """Make the device plugin; return the limits of GPUs."""
         gpu_limits = AgentGpuLimits(
             self._paths,
             lambda: self._devices.tenants(),
@@ -222,7 +222,7 @@ class Agent:
         return True
 
     def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT; then finish running calls, and leave the others."""
+        """Serve until SIGTERM or SIGINT; then finish running calls and refuse waiting ones."""
         self._server = Server(
             self._sockets.enter_context(self._listener()),
             self._calls.call,
@@ -246,7 +246,7 @@ class Agent:
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics.swept
             )
             self._sockets.callback(sweeper.close)
-        gc.freeze()  # what exists now lasts: no collection needs to look at it
+        gc.freeze()  # all present objects last: no collection needs to visit them
         gc.enable()
         watchdog = presence.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
@@ -269,7 +269,7 @@ class Agent:
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
-        """The socket. Its file stays at the end: it says that there will be an agent again."""
+        """The socket. Its file stays at the end: it means that there will be an agent again."""
         path = self._paths.agent_socket
         try:
             listener = unix_socket.listen(path, BACKLOG)
@@ -317,12 +317,12 @@ class Agent:
         return self._loaded.settings
 
     def _policy(self) -> Policy:
-        """The rules of config.yaml. CNIError 5 if they could never be read."""
+        """The rules of config.yaml. Raises CNIError 5 if they could never be read."""
         self._loaded.require("policy")
         return self._settings.policy
 
     def _mistakes(self) -> Mapping[str, bool]:
-        """By section of config.yaml: whether a mistake keeps it from being used."""
+        """By section of config.yaml: whether a mistake makes it unusable."""
         found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
         return {**found, "pools": self._devices.mistake is not None}
 
@@ -354,7 +354,7 @@ class Agent:
         self._presence.tell(state)
 
     def _stand_by(self) -> None:
-        """Make ready to serve at once when the other agent ends."""
+        """Prepare to serve at once when the other agent ends."""
         lock = self._paths.agent_lock
         self._tell(STANDING_BY if self._leaving is None else f"{STANDING_BY} to leave")
         text = f"another agent serves, which holds {lock}: waiting until it ends (fuser {lock})"
@@ -377,7 +377,7 @@ class Agent:
             _log.info("left the next calls to the next agent")
 
     def _depart(self, leaving: Leaving, *, empty: bool) -> None:
-        """Remove launchers and files from an empty node. Then wait for SIGTERM, do nothing else."""
+        """Remove launchers and files from an empty node. Then only wait for SIGTERM."""
         self._store.close()
         if self._withdrawing is not None:
             self._withdrawing.join()

@@ -1,4 +1,4 @@
-"""A call, from the request to the plugin that it names and to the answer's frame."""
+"""Runs a call: from the request to its plugin and to the answer's frame."""
 
 import json
 import logging
@@ -88,7 +88,7 @@ class Calls:
         )
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:
-        """Log the call and its notes; its CNI code."""
+        """Log the call and its notes; return its CNI code."""
         lines = [line for line in notes.splitlines() if line.strip()]
         for line in lines[:MAX_LINES]:
             _log.warning("%s", line)
