@@ -10,7 +10,6 @@ from base.paths import Paths
 from cli import output
 from cli.node.state import ThisNode, gpu_label, numa_text, rdma_label
 from cli.output import Cell, Lines, Table
-from host.sysfs.discovery import HCA
 from host.sysfs.topology import Distance
 
 _LEGEND = (
@@ -29,8 +28,6 @@ _STYLES = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "S
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or an HCA."""
-
     label: str  # "GPU0", "mlx5_0"
     kind: Literal["gpu", "hca"]
     address: str
@@ -49,14 +46,12 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     output.add_option(parser)
-    parser.add_argument("--all", action="store_true", help="also VFs and SFs, beside their PFs")
+    parser.add_argument("--all", action="store_true", help="also VFs and SFs, next to their PFs")
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the matrix; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ))
     drawn = picture(node, everything=arguments.all)
     if arguments.output != "table":
@@ -116,7 +111,7 @@ def _nothing(paths: Paths) -> str:
 
 
 def picture(node: ThisNode, *, everything: bool = False) -> Picture:
-    """The GPUs and HCAs of a node, with VFs and SFs if `everything` is set."""
+    """The GPUs and HCAs of a node; with `everything` also VFs and SFs."""
     topology = node.topology
     devices = []
     for gpu in node.gpus:
@@ -132,7 +127,12 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
     without = [hca for hca in hcas if not hca.address]
     for hca in hcas:
         if hca not in hidden and hca not in without:
-            devices.append(_hca(hca))
+            label, numa = rdma_label(hca), hca.numa
+            devices.append(
+                TopologyDevice(
+                    label=label, kind="hca", address=hca.address, netdevs=hca.netdevs, numa=numa
+                )
+            )
     return Picture(
         devices=tuple(devices),
         distances={
@@ -141,10 +141,4 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
         },
         not_shown=tuple(hca.id for hca in hidden),
         without_place=tuple(hca.id for hca in without),
-    )
-
-
-def _hca(hca: HCA) -> TopologyDevice:
-    return TopologyDevice(
-        label=rdma_label(hca), kind="hca", address=hca.address, netdevs=hca.netdevs, numa=hca.numa
     )

@@ -111,7 +111,8 @@ class PoolService(ServedPool):
                 near = waiting_gpus(rows, self._resources, gpus, self._in_checkpoint(), known)
             except KubeletUnreadable as error:
                 _log.debug("%s: the container's GPUs are unknown: %s", self.name, error)
-        addresses = {device.address for device in (*pool.hcas, *gpus)} - {""}
+        addresses = {hca.address for hca in pool.hcas} | {gpu.address for gpu in gpus}
+        addresses.discard("")
         if self._topology is None or addresses != self._located:
             self._topology, self._located = Topology.read(self._paths, addresses), addresses
         loads = self._ledger.loads({(self.name, DeviceId(device_id)) for device_id in available})

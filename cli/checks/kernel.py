@@ -14,7 +14,7 @@ from host.errors import HostError
 from host.sysfs import discovery
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
-_SHOWN = 2  # wrong device nodes with a line of their own
+_SHOWN = 2  # wrong device nodes that are named
 _ONLY_MANAGES = "kubelet"  # starts no containers
 _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
@@ -34,7 +34,6 @@ def connection_manager(node: ThisNode) -> Iterator[Outcome]:
 
 
 def ipoib_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_ipoib: it makes the parents of the plugin `ipoib`."""
     hcas = [
         hca
         for hca in node.hcas
@@ -51,7 +50,6 @@ def ipoib_module(node: ThisNode) -> Iterator[Outcome]:
 
 
 def mad_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_umad, if a pool gives its devices."""
     asking = [pool.config.resource for pool in node.pools if pool.config.umad or pool.config.issm]
     if not asking:
         yield not_applicable("no pool gives umad or issm")

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 from base.unix_socket import is_served
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
@@ -22,7 +23,6 @@ _LOOK_AT_AGENT = (
 
 
 def configuration(node: ThisNode) -> Iterator[Outcome]:
-    """Both parts of config.yaml."""
     from agent import settings
 
     path = node.config_file
@@ -37,7 +37,7 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
         problems.append(str(error))
     for text in dict.fromkeys(problems):
         yield failed(
-            text, "correct it: until then an agent keeps what it read before of that section"
+            text, "correct it: until then an agent keeps the last correct settings of that section"
         )
     if not problems:
         absent = "" if path.exists() else " does not exist, so the defaults count"
@@ -75,32 +75,23 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
 
 def agent(node: ThisNode) -> Iterator[Outcome]:
     """The socket on which launchers find the agent."""
-    path = node.paths.agent_socket
-    if is_served(path):
-        yield ok(f"{path} answers")
-    else:
-        what = "no process answers" if path.exists() else "it does not exist"
-        yield failed(f"{path}: {what}", _LOOK_AT_AGENT)
+    yield _answers(node.paths.agent_socket, _LOOK_AT_AGENT)
 
 
 def registration_socket(node: ThisNode) -> Iterator[Outcome]:
-    """Where device plugins register."""
-    path = node.paths.device_plugins / "kubelet.sock"
+    """The socket on which device plugins register."""
     if not node.paths.device_plugins.is_dir():
         yield failed(
             f"{node.paths.device_plugins}: this directory does not exist",
             "does a kubelet run here, with another directory (--root-dir, k3s, microk8s)? Then set "
             "PODFABRIC_KUBELET for the agent",
         )
-    elif is_served(path):
-        yield ok(f"{path} answers")
     else:
-        what = "no process answers" if path.exists() else "it does not exist"
-        yield failed(f"{path}: {what}", "`systemctl status kubelet`")
+        yield _answers(node.paths.device_plugins / "kubelet.sock", "`systemctl status kubelet`")
 
 
 def pod_resources(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's PodResources API, from which CNI plugins learn a pod's devices."""
+    """The kubelet's PodResources API, from which CNI plugins read a pod's devices."""
     try:
         rows = kubelet.from_pod_resources(node.paths)
     except KubeletUnreadable as error:
@@ -111,7 +102,7 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 
 def registered(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's device ids of our resources, which may be another device plugin's."""
+    """The kubelet's device ids of our resources. They may be another device plugin's."""
     registered_ids = kubelet.registered(node.paths)
     if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")
@@ -182,6 +173,14 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
         )
     if not stale and not missing:
         yield ok(f"{path} and the kubelet agree on {len(theirs)} allocations")
+
+
+def _answers(path: Path, remedy: str) -> Outcome:
+    if is_served(path):
+        return ok(f"{path} answers")
+    return failed(
+        f"{path}: {'no process answers' if path.exists() else 'it does not exist'}", remedy
+    )
 
 
 def _most(reasons: Counter[str]) -> str:

@@ -36,10 +36,7 @@ class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
-    """The devices that the kubelet's rows name, but for those of our pools of GPUs (`node_gpus`).
-
-    Problems are added to `notes`.
-    """
+    """The devices in the kubelet's rows, except those of our pools of GPUs. Adds to `notes`."""
     try:
         allocations = {allocation.key: allocation for allocation in node.allocations}
     except checkpoint.CheckpointDamaged as damage:

@@ -1,6 +1,7 @@
 """A pod's devices and attachments, and whether they use the same HCAs."""
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 import msgspec
 
@@ -20,8 +21,6 @@ from ipam.store.sqlite_store import SqliteStore
 
 
 class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface that a CNI plugin made for the pod."""
-
     ifname: str
     network: str
     plugin: str
@@ -32,12 +31,12 @@ class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     hca: str
     rdma: str
     addresses: tuple[str, ...]
-    matches: bool | None  # None if the pod has no HCA, or if it is unknown
+    matches: bool | None  # `None` if the pod has no HCA, or if that is unknown
     verdict: str
 
 
 class AddressBeside(msgspec.Struct, frozen=True):
-    """An address of ours on an interface that another main plugin made, such as macvlan."""
+    """Our address on an interface that another main plugin made, such as macvlan."""
 
     ifname: str
     network: str
@@ -46,7 +45,7 @@ class AddressBeside(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """How far a GPU of the pod is from an HCA of the pod."""
+    """The distance of a GPU of the pod from an HCA of the pod."""
 
     gpu: str
     hca: str
@@ -57,16 +56,16 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. `notes` say which sources could not be read, and what is wrong."""
+    """The whole answer. `notes` has unreadable sources and problems."""
 
     pod: Pod
     devices: tuple[HeldDevice, ...]
     attachments: tuple[AttachedInterface, ...]
-    beside: tuple[AddressBeside, ...]  # what the address store has for it besides
+    beside: tuple[AddressBeside, ...]  # its further addresses in the address store
     ways: tuple[Way, ...]
-    gpus: tuple[GpuPart, ...]  # what its containers hold of our pools' GPUs, and what they use
+    gpus: tuple[GpuPart, ...]  # parts of our pools' GPUs that its containers hold
     notes: tuple[str, ...]
-    answered: bool  # the kubelet said what the pod holds
+    answered: bool  # the kubelet has reported the pod's devices
 
     @property
     def known(self) -> bool:
@@ -75,7 +74,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RecordedOrigin(msgspec.Struct):
-    """The fields of the plugins' records that say where an interface came from."""
+    """The fields of the plugins' records with the origin of an interface."""
 
     parent: str = ""
     pkey: int | None = None
@@ -83,20 +82,27 @@ class _RecordedOrigin(msgspec.Struct):
 
 
 def explained(node: ThisNode, namespace: str, name: str) -> Explained:
-    """Everything about a pod; a source that cannot be read becomes a note."""
+    """Everything about a pod. A source that cannot be read becomes a note."""
     notes: list[str] = []
     entries = _entries(node, namespace, name, notes)
-    told = _told(node, notes)
+    every: list[PodDevices] | None = None
+    try:
+        every = records.from_pod_resources(node.paths)
+    except KubeletUnreadable as error:
+        notes.append(f"the kubelet was not asked: {error}")
     # A new pod may have the name of a pod that is gone; the youngest is the last.
     uids = [entry.pod_uid for entry in entries if entry.pod_uid] or [""]
-    pod = Pod(namespace, name, _uid(node, namespace, name, told or []) or uids[-1])
-    rows = _rows(node, pod, notes, asked=told is not None)
+    pod = Pod(namespace, name, _uid(node, namespace, name, every or []) or uids[-1])
+    rows = _rows(node, pod, notes, asked=every is not None)
     devices = tuple(devices_of(node, rows or [], notes))
     hcas = tuple(dict.fromkeys(device.hca for device in devices if device.hca))
     attachments = tuple(
         _attachment(node, entry, devices, asked=rows is not None) for entry in entries
     )
-    parts = tuple(_parts(node, pod))
+    parts: tuple[GpuPart, ...] = ()
+    with suppress(CheckpointDamaged):  # `devices_of` has added a note
+        every_part = node_gpus.held_parts(node, [])
+        parts = tuple(one for one in every_part if one.container.pod in (str(pod), pod.uid or None))
     gpus = [device.gpu for device in devices if device.gpu]
     gpus += [f"{gpu_label(node.gpus, part.gpu)} {part.gpu}" for part in parts if part.gpu]
     ways = tuple(_ways(node, dict.fromkeys(gpus), hcas))
@@ -111,14 +117,6 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
         notes=tuple(dict.fromkeys([*notes, *_warnings(ways), *_mismatches(attachments)])),
         answered=rows is not None,
     )
-
-
-def _parts(node: ThisNode, pod: Pod) -> list[GpuPart]:
-    try:
-        every = node_gpus.held_parts(node, [])
-    except CheckpointDamaged:  # the devices say so
-        return []
-    return [part for part in every if part.container.pod in (str(pod), pod.uid or None)]
 
 
 def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[JournalEntry]:
@@ -141,23 +139,14 @@ def _beside(
         notes.append(f"its addresses are not known: {error}")
         return
     ours = {entry.attachment for entry in entries}
-    for each in held:
-        if each.is_of(pod) and each.attachment not in ours:
-            yield AddressBeside(each.ifname, each.network, each.address, each.range)
+    for one in held:
+        if one.is_of(pod) and one.attachment not in ours:
+            yield AddressBeside(one.ifname, one.network, one.address, one.range)
 
 
-def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:
-    """All pods' devices from PodResources; None if it could not be asked."""
-    try:
-        return records.from_pod_resources(node.paths)
-    except KubeletUnreadable as error:
-        notes.append(f"the kubelet was not asked: {error}")
-        return None
-
-
-def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> str:
-    """The UID of the pod that has the name now, found by a device that it holds; "" if unknown."""
-    own = [row for row in told if (row.namespace, row.name) == (namespace, name)]
+def _uid(node: ThisNode, namespace: str, name: str, rows: list[PodDevices]) -> str:
+    """The UID of the present pod of that name, found by a device that it holds; "" if unknown."""
+    own = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     held = {(row.resource, device_id) for row in own for device_id in row.ids}
     try:
         noted = records.from_checkpoint(node.paths)
@@ -169,7 +158,7 @@ def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> s
 
 
 def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[PodDevices] | None:
-    """The pod's devices from the kubelet; None if it could not be asked."""
+    """The pod's devices from the kubelet, or `None` if it could not be asked."""
     if not asked and not pod.uid:  # its checkpoint knows pods by UID only
         return None
     try:

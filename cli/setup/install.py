@@ -1,9 +1,10 @@
 """`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
 
-With `--gpu` also what keeps the limits of containers on GPUs (cli/setup/shim_files.py).
+With `--gpu` also the libraries that keep the limits of containers on GPUs
+(cli/setup/shim_files.py).
 
-Where another project's executable has a name of ours, `install` keeps it beside, and `uninstall`
-puts it back (cli/setup/executables.py). Both check everything before they change anything.
+`install` keeps another project's executable that has a name of ours, and `uninstall` puts it back
+(cli/setup/executables.py). Both check everything before they change anything.
 """
 
 import argparse
@@ -32,7 +33,6 @@ DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `podfabric install`."""
     parser.add_argument(
         "--plugins",
         type=_plugins,
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="also install what keeps the limits of containers on GPUs: libraries",
+        help="also install the libraries that keep the limits of containers on GPUs",
     )
     parser.add_argument(
         "--launcher",
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_uninstall_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `podfabric uninstall`."""
     _add_bin_dir(parser)
     parser.set_defaults(main=run, action=_uninstall)
 
@@ -68,7 +67,6 @@ def _add_bin_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Install or uninstall; the exit code."""
     name = arguments.action.__name__.strip("_")
     try:
         lines = list(arguments.action(arguments))  # print only after all of it is done
@@ -96,7 +94,7 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         raise InstallRefused(
             f"{bin_dir}: is not a directory: create it, or name the runtime's with --bin-dir"
         )
-    # A link before its target: a link to a launcher is ours, whatever it led to before.
+    # A link before its target: a link to a launcher counts as ours.
     names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
     contents = {bin_dir / name: launcher for name in names}
 
@@ -118,7 +116,7 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def uninstall(bin_dir: Path) -> Iterator[str]:
-    """Remove podfabric's executables, and put back those whose places they have; a line for each.
+    """Remove podfabric's executables, and put back the replaced ones; yields a line for each.
 
     Raises InstallRefused, OSError.
     """
@@ -129,7 +127,7 @@ def uninstall(bin_dir: Path) -> Iterator[str]:
         for path in sorted(paths, key=lambda path: place_kept(path).is_symlink()):  # links last
             yield from _give_back(path)
         for own in (REPLACED, OWN):
-            with suppress(OSError):  # it is not there, or has what is not ours
+            with suppress(OSError):  # it does not exist, or has foreign files
                 (bin_dir / own).rmdir()
         sync_directory(bin_dir)
 
@@ -166,9 +164,9 @@ def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
 
 
 def _give_back(path: Path) -> Iterator[str]:
-    """Remove the launcher `path`, or put back what had its place.
+    """Remove the launcher `path`, or put back the file that it replaced.
 
-    Another project's file that has the place again is newer than what was kept of that project.
+    If another project's file has that path again, it is newer than the kept one.
     """
     kept = place_kept(path)
     if executables.is_ours(kept):  # of an installation that was killed

@@ -61,9 +61,11 @@ def allocation(
             raise Rejected(
                 grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
             ) from None
-        with_nodes = sorted(hca_id for hca_id, (_, of_hca) in nodes_of.items() if of_hca)
-        names = (cdi.qualified(resource, hca_id) for hca_id in with_nodes)
-        answer.cdi_devices.extend(CDIDevice(name=name) for name in names)
+        answer.cdi_devices.extend(
+            CDIDevice(name=cdi.qualified(resource, hca_id))
+            for hca_id in sorted(nodes_of)
+            if nodes_of[hca_id][1]
+        )
     else:
         # Without CDI, each node once, by path.
         hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
@@ -71,14 +73,8 @@ def allocation(
             DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
             for path in sorted(hosts)
         )
-    return AllocateResult(
-        answer=answer,
-        devices={
-            device_id: tuple(recorded(pool, hca) for hca in hcas)
-            for device_id, hcas in by_id.items()
-        },
-        notes=tuple(lookup.notes),
-    )
+    devices = {device: tuple(recorded(pool, hca) for hca in of) for device, of in by_id.items()}
+    return AllocateResult(answer=answer, devices=devices, notes=tuple(lookup.notes))
 
 
 def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:

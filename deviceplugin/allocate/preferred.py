@@ -199,7 +199,8 @@ class _PreferenceSearch:
         }
         to_open = {place: self._to_open(place) * _LOADS_PER_COST for place in self._free}
         apart = {
-            place: sum(self._distance(place, other) for other in self._taken) for place in nearest
+            place: sum(int(self._distance(place, other)) for other in self._taken)
+            for place in nearest
         }
         taken: Counter[str] = Counter()
         for place, count in self._taken.items():

@@ -106,7 +106,7 @@ def test_who_holds_an_hca_is_told_as_far_as_the_kubelet_tells(
         [second, "not", "known", "-", "rdma/hca", "1"],
     ]
     assert "\\n" not in out, "cells of both pools have lines of their own"
-    (note,) = (line for line in out.splitlines() if line.startswith("* who holds devices"))
+    (note,) = (line for line in out.splitlines() if line.startswith("* the holders of devices"))
     assert "pod-resources/kubelet.sock: does not exist" in note
 
 
