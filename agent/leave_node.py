@@ -156,22 +156,18 @@ def remove(
     problems = Problems(_log)
     while not over():
         try:
-            _remove_all(paths, uninstall)
+            (paths.state / _BEGUN).touch(mode=0o600)
+            sync_directory(paths.state)
+            if paths.cni_bin.is_dir():
+                for line in uninstall(paths.cni_bin):
+                    _log.info("%s", line)
+            remove_state(paths)
+            paths.agent_lock.unlink(missing_ok=True)
         except OSError as error:
             problems.tell(f"cannot remove {error.filename}", f"{error.strerror} (tried again)")
             time.sleep(TRY_AGAIN)
         else:
             return
-
-
-def _remove_all(paths: Paths, uninstall: Callable[[Path], Iterable[str]]) -> None:
-    (paths.state / _BEGUN).touch(mode=0o600)
-    sync_directory(paths.state)
-    if paths.cni_bin.is_dir():
-        for line in uninstall(paths.cni_bin):
-            _log.info("%s", line)
-    remove_state(paths)
-    paths.agent_lock.unlink(missing_ok=True)
 
 
 def remove_state(paths: Paths) -> None:

@@ -26,20 +26,6 @@ _PREFIX = "agent-"
 _log = logging.getLogger(__name__)
 
 
-class Presence:
-    """The state of this process, until the end of the block that made it."""
-
-    def __init__(self, lock: LockFile, state: str) -> None:
-        self._lock = lock
-        self._length = len(_line(state))
-
-    def tell(self, state: str) -> None:
-        """Replace the state in one write: a reader sees the old line or the new one."""
-        line = _line(state).ljust(self._length)
-        self._length = len(line)
-        os.pwrite(self._lock.descriptor, line, 0)
-
-
 def has_turn(
     lock: Path, held: ExitStack, stand_by: Callable[[], object], is_stopping: Callable[[], bool]
 ) -> bool:
@@ -62,14 +48,23 @@ def has_turn(
 
 
 @contextmanager
-def present(run: Path, state: str) -> Iterator[Presence]:
-    """Record in the directory `run` that this process is an agent. Raises OSError."""
+def present(run: Path, state: str) -> Iterator[Callable[[str], object]]:
+    """Record in the directory `run` that this process is an agent. Raises OSError.
+
+    Yields a function that replaces the state in one write: a reader sees the old line or the new
+    one.
+    """
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove_dead(run)
     path = run / f"{_PREFIX}{_mounts()}-{os.getpid()}.state"
     lock = _locked(path, state)
+
+    def change(state: str) -> None:
+        length = os.fstat(lock.descriptor).st_size
+        os.pwrite(lock.descriptor, _line(state).ljust(length), 0)
+
     try:
-        yield Presence(lock, state)
+        yield change
     finally:
         path.unlink(missing_ok=True)
         lock.release()
@@ -84,21 +79,19 @@ def remove_dead(run: Path) -> None:
 
 def states(run: Path) -> list[str]:
     """The states of the living agents that have the mounts of this process."""
-    found = []
-    for path in _files(run, f"{_mounts()}-"):
-        with suppress(FileNotFoundError):
-            if _lives(path):
-                found.append(path.read_text().strip())
-    return found
+    return list(_living(run, f"{_mounts()}-"))
 
 
 def others(run: Path, state: str) -> bool:
     """Whether a living agent of the node has that state, with any mounts."""
-    for path in _files(run, ""):
+    return state in _living(run, "")
+
+
+def _living(run: Path, of: str) -> Iterator[str]:
+    for path in _files(run, of):
         with suppress(FileNotFoundError):
-            if path.read_text().strip() == state and _lives(path):
-                return True
-    return False
+            if _lives(path):
+                yield path.read_text().strip()
 
 
 def _locked(path: Path, state: str) -> LockFile:
@@ -135,7 +128,6 @@ def _mounts() -> int:
 
 
 def _lives(path: Path) -> bool:
-    """Whether a process holds the lock of that file."""
     try:
         os.close(shared(path))
     except FileNotFoundError:

@@ -13,12 +13,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import Metric
 
 from agent import leasing, leave_node, presence, settings
 from agent.gpu_limits import AgentGpuLimits
@@ -109,7 +111,7 @@ class Agent:
     def __init__(
         self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None
     ) -> None:
-        self._presence = stack.enter_context(presence.present(paths.run, "starting"))
+        self._publish = stack.enter_context(presence.present(paths.run, "starting"))
         self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
         self._sockets = stack.enter_context(ExitStack())
         self._server: Server | None = None
@@ -149,7 +151,6 @@ class Agent:
         signal.signal(signal.SIGINT, self._stop)
 
     def _make_addresses(self) -> "Lessee | None":
-        """Make the plugin that gives addresses; return the lessee, if there is one."""
         paths, ipam = self._paths, self._settings.ipam
         facts = partial(node_facts.look, paths)
         self._store = StoreFiles(paths.ipam, facts=facts, report=_log.warning)
@@ -172,11 +173,10 @@ class Agent:
         return lessee
 
     def _make_devices(self) -> AgentGpuLimits:
-        """Make the device plugin; return the limits of GPUs."""
         gpu_limits = AgentGpuLimits(
             self._paths,
-            lambda: self._devices.tenants(),
-            lambda: self._devices.limited_gpus(),
+            lambda: self._devices.plugin.tenants() if self._devices.plugin else (),
+            lambda: self._devices.plugin.limited_gpus() if self._devices.plugin else (),
             self._events,
         )
         self._devices = Service(
@@ -199,7 +199,7 @@ class Agent:
             by_range=self._settings.listen.startswith(UNIX),  # only root can read there
         )
         self._metrics.add(
-            lambda: [metrics.devices(self._devices.states(), self._devices.held())],
+            self._device_metrics,
             lambda: [metrics.mistakes(self._mistakes())],
             gpu_limits.families,
             self._policies.families,
@@ -210,6 +210,10 @@ class Agent:
         self._metrics.watch(
             self._workers, lambda: self._server.connections if self._server is not None else 0
         )
+
+    def _device_metrics(self) -> Iterable[Metric]:
+        plugin = self._devices.plugin
+        return [metrics.devices(plugin.states(), plugin.held())] if plugin else []
 
     def wait(self) -> bool:
         """Wait until no other agent of the node listens; False if SIGTERM comes first."""
@@ -317,12 +321,10 @@ class Agent:
         return self._loaded.settings
 
     def _policy(self) -> Policy:
-        """The rules of config.yaml. Raises CNIError 5 if they could never be read."""
         self._loaded.require("policy")
         return self._settings.policy
 
     def _mistakes(self) -> Mapping[str, bool]:
-        """By section of config.yaml: whether a mistake makes it unusable."""
         found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
         return {**found, "pools": self._devices.mistake is not None}
 
@@ -351,7 +353,7 @@ class Agent:
 
     def _tell(self, state: str) -> None:
         self._state = state
-        self._presence.tell(state)
+        self._publish(state)
 
     def _stand_by(self) -> None:
         """Prepare to serve at once when the other agent ends."""
@@ -364,7 +366,7 @@ class Agent:
 
     def _leave(self) -> None:
         """Let the next agent take over. The running calls end here."""
-        self._presence.tell("stopping")
+        self._publish("stopping")
         self._withdrawing = threading.Thread(target=self._devices.close, name="withdrawing")
         self._withdrawing.start()
         self._stack.callback(self._withdrawing.join)

@@ -56,8 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ipam: AddressSettings = AddressSettings()
 
 
-SECTIONS = ("agent", PART, store_choice.PART)
-"""The sections of the file that are read here, each independently."""
+SECTIONS = ("agent", PART, store_choice.PART)  # read here, each independently
 
 _CLOSED = {
     "agent": "agent has its defaults",
@@ -65,8 +64,7 @@ _CLOSED = {
     store_choice.PART: "no pod gets an address, since the scope of addresses is not known",
 }
 
-AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))
-"""Keys that take effect only when the agent starts."""
+AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys for the start of the agent
 
 
 class Loaded(NamedTuple):

@@ -36,7 +36,6 @@ def read(directories: Iterable[str], path: str, most: int) -> bytes:
 
 
 def _split(directories: Iterable[str], path: str) -> tuple[str, list[str]] | None:
-    """The allowed directory above `path`, and the components below that directory."""
     names = _names(path)
     if names is None:
         return None
@@ -59,7 +58,6 @@ def _names(path: str) -> list[str] | None:
 
 @contextmanager
 def _parent(directories: Iterable[str], path: str) -> Iterator[tuple[int, str]]:
-    """A descriptor of the file's directory, and the file's name in it."""
     split = _split(directories, path)
     if split is None:
         raise UnsafeFile("is not below an allowed directory")

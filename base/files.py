@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -153,18 +153,19 @@ def remove(path: Path | str, *, durable: bool = True) -> None:
 
     A removal that is not `durable` may be undone by a power cut.
     """
-    with ExitStack() as opened:
-        directory = -1
-        if durable:
-            try:
-                directory = _open_directory(os.path.dirname(path), opened)  # noqa: PTH120
-            except FileNotFoundError:
-                return
+    try:
+        directory = os.open(os.path.dirname(path), _DIRECTORY) if durable else -1  # noqa: PTH120
+    except FileNotFoundError:
+        return
+    try:
         for name in (_temporary(path), path):
             with suppress(FileNotFoundError):
                 os.unlink(name)  # noqa: PTH108 - a Path's own costs more than the call
         if durable:
             os.fsync(directory)
+    finally:
+        if durable:
+            os.close(directory)
 
 
 def create(path: str, flags: int, mode: int) -> int:
@@ -183,12 +184,8 @@ def _temporary(path: Path | str) -> str:
 
 def sync_directory(path: Path) -> None:
     """Write the names in a directory to disk (fsync)."""
-    with ExitStack() as opened:
-        os.fsync(_open_directory(path, opened))
-
-
-def _open_directory(path: Path | str, opened: ExitStack) -> int:
-    """A descriptor of the directory for fsync(2); `opened` closes it."""
     descriptor = os.open(path, _DIRECTORY)
-    opened.callback(os.close, descriptor)
-    return descriptor
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

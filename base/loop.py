@@ -79,7 +79,6 @@ class StepThread:
         return AFTER_DEFECT
 
     def _rest(self, seconds: float) -> None:
-        """Wait until the time is over, or `wake` or `close` is called."""
         self._woken.wait(seconds)
         self._woken.clear()
 

@@ -42,8 +42,14 @@ class Waker:
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         self._poll.register(self._event, select.POLLIN)
-        self._inotify = self._open()
         self._watches: dict[Path, int] = {}
+        self._inotify: INotify | None = None
+        try:
+            self._inotify = INotify(nonblocking=True)
+        except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
+            _log.warning("inotify: %s: directories are polled", error.strerror)
+        else:
+            self._poll.register(self._inotify, select.POLLIN)
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
@@ -82,15 +88,6 @@ class Waker:
             self._event = -1
         if self._inotify is not None:
             self._inotify.close()
-
-    def _open(self) -> INotify | None:
-        try:
-            inotify = INotify(nonblocking=True)
-        except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
-            _log.warning("inotify: %s: directories are polled", error.strerror)
-            return None
-        self._poll.register(inotify, select.POLLIN)
-        return inotify
 
 
 class WatchedFile(StepThread):

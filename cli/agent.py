@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     paths = Paths.from_environ(os.environ)
     if arguments.state:
-        return _print_state(paths)
+        states = presence.states(paths.run)
+        for state in states or ["no agent runs with the mounts of this process"]:
+            sys.stdout.write(f"{state}\n")
+        return 0 if states and not set(states) & set(NOT_PREPARED) else 1
     # A probe asks for the state every few seconds and needs none of these.
     from agent import resident as agent
     from agent.leave_node import Leaving
@@ -48,10 +51,3 @@ def run(arguments: argparse.Namespace) -> int:
     if quiet is not None:
         return agent.run(paths, leaving=Leaving(quiet, uninstall))
     return agent.run(paths, watch=executables.watch)
-
-
-def _print_state(paths: Paths) -> int:
-    states = presence.states(paths.run)
-    for state in states or ["no agent runs with the mounts of this process"]:
-        sys.stdout.write(f"{state}\n")
-    return 0 if states and not set(states) & set(NOT_PREPARED) else 1

@@ -120,7 +120,6 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
 def _blocks_with(
     address: int, blocks: Iterable[AddressBlock]
 ) -> list[tuple[AddressBlock, Interval]]:
-    """The blocks that lease an address, each with its addresses."""
     found = []
     for block in blocks:
         try:

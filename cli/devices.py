@@ -133,7 +133,6 @@ def devices(node: ThisNode) -> list[ListedHCA]:
 
 
 def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
-    """The containers that hold ids of each HCA."""
     counts = Counter(
         (device.id, holder.pod, holder.name, allocation.resource)
         for allocation in node.allocations
@@ -149,7 +148,6 @@ def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
 def _reasons(
     pool: Pool, faults: Mapping[str, str | None], unfit: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
-    """By HCA and reason, how many of its ids cannot be allocated."""
     by_hca: dict[str, dict[str, int]] = {}
     for slot in pool.slots:
         for hca_id in slot.hcas:

@@ -6,23 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
 from cli import output
-from cli.checks import (
-    Check,
-    Finding,
-    cluster_policy,
-    fabric,
-    gpu_driver,
-    installation,
-    kernel,
-    kubelet,
-)
+from cli.checks import Check, Finding, fabric, gpu_driver, installation, kernel, kubelet
 from cli.node.state import ThisNode
 from cli.output import Cell, Table
 
 CHECKS: Sequence[tuple[str, Check]] = (
     ("configuration", kubelet.configuration),
     ("pools", kubelet.pools),
-    ("policy", cluster_policy.rules_of_node),
+    ("policy", kubelet.rules_of_node),
     ("module rdma_ucm", kernel.connection_manager),
     ("module ib_ipoib", kernel.ipoib_module),
     ("module ib_umad", kernel.mad_module),

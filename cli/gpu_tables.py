@@ -27,7 +27,6 @@ def offered(gpus: Sequence[ListedGPU]) -> Table:
 
 
 def held(gpus: Sequence[ListedGPU], unbound: Sequence[GpuPart] = ()) -> Table:
-    """The holders of each GPU."""
     rows = [_part(gpu.label, part) for gpu in gpus for part in gpu.held]
     rows += [_part("at the start", part) for part in unbound]
     headers = (

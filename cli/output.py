@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 FORMS = ("table", "json")
 _WIDE = 4000  # columns: rows are not folded
 
-Lines = str | Sequence[str]
-"""One line, or several."""
+Lines = str | Sequence[str]  # one line, or several
 
 
 class Cell(NamedTuple):
@@ -53,7 +52,6 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def document(value: object) -> None:
-    """Print a value as JSON."""
     sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value), indent=2).decode()}\n")
 
 

@@ -33,8 +33,6 @@ _NOTE = "Devices, and what only a node knows of them, are compared when a pod is
 
 
 class WrittenDefinition(msgspec.Struct, frozen=True):
-    """A NetworkAttachmentDefinition: its namespace, its name, and its `spec.config`."""
-
     namespace: str
     name: str
     config: str
@@ -158,7 +156,6 @@ def _show(judged: Sequence[Verdict]) -> None:
 
 
 def _documents(path: Path) -> Iterator[object]:
-    """The documents of a file, YAML or JSON. Raises DocumentError, OSError."""
     import yaml
 
     content = documents.read(path)
@@ -219,7 +216,6 @@ def _of_definition(
 
 
 def _plugins(definition: WrittenDefinition) -> list[dict[str, Any]]:
-    """The configurations of a definition's plugins, as a runtime passes them."""
     whole = decode(definition.config.encode()).keys
     shared = {key: whole[key] for key in ("cniVersion",) if key in whole}
     listed = whole.get("plugins")

@@ -78,7 +78,6 @@ def _matrix(drawn: Picture) -> Table:
 
 
 def _near(drawn: Picture) -> Lines:
-    """For each GPU the HCAs within reach of GPUDirect RDMA."""
     gpus = [device.label for device in drawn.devices if device.kind == "gpu"]
     hcas = [device.label for device in drawn.devices if device.kind == "hca"]
     if not gpus or not hcas:
@@ -111,7 +110,6 @@ def _nothing(paths: Paths) -> str:
 
 
 def picture(node: ThisNode, *, everything: bool = False) -> Picture:
-    """The GPUs and HCAs of a node; with `everything` also VFs and SFs."""
     topology = node.topology
     devices = []
     for gpu in node.gpus:

@@ -155,15 +155,14 @@ def read(paths: Paths) -> Checkpoint:
         version = decoding.decode(content, _CheckpointVersion).version
         if version == VERSION:
             return _resolved(decoding.decode(content, CheckpointFile))
+        problem = f"has version {version}, this podfabric reads version {VERSION}"
     except msgspec.MsgspecError as error:
-        raise CheckpointDamaged(f"{paths.checkpoint}: {error}: {_remedy(paths)}") from None
+        problem = str(error)
     except KeyError as key:
-        raise CheckpointDamaged(
-            f'{paths.checkpoint}: "hcas" has no {key}: {_remedy(paths)}'
-        ) from None
+        problem = f'"hcas" has no {key}'
     raise CheckpointDamaged(
-        f"{paths.checkpoint}: has version {version}, this podfabric reads version {VERSION}: "
-        f"{_remedy(paths)}"
+        f"{paths.checkpoint}: {problem}: remove {paths.checkpoint} and restart the agent, which "
+        "asks the kubelet for what is allocated"
     )
 
 
@@ -221,10 +220,3 @@ def _resolved(file: CheckpointFile) -> Checkpoint:
         for stored in file.allocations
     )
     return Checkpoint(allocations=allocations, offered=file.offered)
-
-
-def _remedy(paths: Paths) -> str:
-    return (
-        f"remove {paths.checkpoint} and restart the agent, which asks the kubelet for what is "
-        "allocated"
-    )

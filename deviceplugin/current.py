@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice
 from host.sysfs.discovery import HCA
 
-Uverbs = tuple[str, int, int]
-"""A uverbs device: name, major, minor, as in ("uverbs0", 231, 192)."""
+Uverbs = tuple[str, int, int]  # name, major, minor, as in ("uverbs0", 231, 192)
 
 
 def outdated(

@@ -113,7 +113,6 @@ class _Ids:
         return frozenset(attribute_files.names(f"{self._paths.sysfs}/class/infiniband"))
 
     def device(self, device: AllocatedHCA) -> str:
-        """The key in `Assigned` of a device of our checkpoint."""
         return device.address or self.named_by(device.id) or device.id
 
     def named_by(self, device_id: str) -> str:

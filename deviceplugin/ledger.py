@@ -22,15 +22,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import (
-    AllocatedGPU,
-    AllocatedHCA,
-    Allocation,
-    AllocationKey,
-    CheckpointDamaged,
-    CheckpointUnreadable,
-    EncodedAllocation,
-)
+from deviceplugin.checkpoint import AllocatedGPU, AllocatedHCA, Allocation, AllocationKey
 
 YOUNG = 120.0  # seconds in which the kubelet may not have written an allocation down yet
 YOUNG_GPU = 15.0  # the same for GPUs, which no other container can get meanwhile
@@ -41,7 +33,7 @@ Given = tuple[AllocatedHCA, ...] | AllocatedGPU
 
 class _LedgerEntry(NamedTuple):
     allocation: Allocation
-    encoded: EncodedAllocation
+    encoded: checkpoint.EncodedAllocation
     made: float  # time.monotonic(): the time of day may be set, above all after a boot
 
 
@@ -64,9 +56,9 @@ class Ledger:
         try:
             checkpoint.recover(paths)
             allocations = checkpoint.read(paths).allocations
-        except CheckpointUnreadable:
+        except checkpoint.CheckpointUnreadable:
             raise  # setting an intact file aside would lose allocations
-        except CheckpointDamaged as damage:
+        except checkpoint.CheckpointDamaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
             _keep_aside(paths)
             allocations = ()

@@ -66,7 +66,7 @@ class DevicePlugin:
         self._serving = False  # nothing is offered before the first comparison
         self._overlap = False  # some HCA is in two pools
         self._allocated = False  # such an HCA was allocated since the last look
-        self._services: dict[str, PoolService] = {}
+        self.services: dict[str, PoolService] = {}  # the pools that are served now
         self._servers: dict[str, PluginServer] = {}
         self._problems = Problems(_log)
         self._stack = ExitStack()
@@ -84,7 +84,7 @@ class DevicePlugin:
         """Adopt the allocations in the kubelet's files, offer the pools, start the threads."""
         self.look()
         try:
-            self._reconciler.adopt_written(self._services)
+            self._reconciler.adopt_written(self.services)
         except OSError as error:
             self._problems.tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
@@ -110,17 +110,12 @@ class DevicePlugin:
 
     def compare(self) -> None:
         """Compare the ledger with the kubelet's records now. Raises OSError."""
-        if self._reconciler.reconcile(self._services, self._servers):
+        if self._reconciler.reconcile(self.services, self._servers):
             self.look(again=False)
         self._ledger.settle()
 
     def states(self) -> list[PoolState]:
         return [server.state() for server in list(self._servers.values())]
-
-    @property
-    def services(self) -> Mapping[str, PoolService]:
-        """The pools that are served now, by resource."""
-        return self._services
 
     def tenants(self) -> Sequence[Tenant]:
         """The containers that hold parts of GPUs and have started."""
@@ -188,9 +183,9 @@ class DevicePlugin:
             resource = pool.config.resource
             if pool.hcas:
                 self._problems.tell(resource, pool.problem)
-            service = self._services.get(resource)
+            service = self.services.get(resource)
             if service is None:
-                service = self._services[resource] = PoolService(
+                service = self.services[resource] = PoolService(
                     resource,
                     self._paths,
                     self._ledger,
@@ -206,7 +201,7 @@ class DevicePlugin:
             self._servers[resource].changed()
         # All are updated by now.
         serving: dict[str, ServedPool] = {
-            **{resource: self._services[resource] for resource in sorted(ours)},
+            **{resource: self.services[resource] for resource in sorted(ours)},
             **self._gpus.services,
         }
         if self._config.leaving:  # a container that starts again asks for its part of a GPU
@@ -218,7 +213,6 @@ class DevicePlugin:
     def _update(
         self, service: PoolService, pool: Pool, ours: frozenset[str], *, fabric: bool
     ) -> bool:
-        """Update a pool's service and log the changes; True if the listing has changed."""
         resource = pool.config.resource
         held = self._ledger.held(resource)
         elsewhere = held_elsewhere(pool, self._ledger.allocations())
@@ -259,7 +253,7 @@ class DevicePlugin:
     def _withdraw(self, resources: Iterable[str]) -> None:
         for resource in resources:
             self._servers.pop(resource).close()
-            self._services.pop(resource, None)
+            self.services.pop(resource, None)
 
     def _follow_kubelet(self) -> float:
         problem = None

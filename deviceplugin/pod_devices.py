@@ -162,7 +162,5 @@ def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None
 
 
 def _shown(rdma: AllocatedRdmaDevice) -> str:
-    if rdma.uverbs is None:
-        return rdma.name
-    name = rdma.uverbs.path.rpartition("/")[2]
-    return f"{rdma.name}, {name} {rdma.uverbs.major}:{rdma.uverbs.minor}"
+    uverbs = current.uverbs_of(rdma)
+    return rdma.name if uverbs is None else f"{rdma.name}, {uverbs[0]} {uverbs[1]}:{uverbs[2]}"

@@ -13,17 +13,11 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from base.problems import Problems
-from deviceplugin import current, pod_devices
+from deviceplugin import checkpoint, current, pod_devices
 from deviceplugin.allocate import cdi, device_info
 from deviceplugin.allocate.container_devices import recorded
 from deviceplugin.allocate.device_files import inside
-from deviceplugin.checkpoint import (
-    AllocatedHCA,
-    AllocatedNode,
-    AllocatedRdmaDevice,
-    Allocation,
-    AllocationKey,
-)
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
@@ -271,18 +265,15 @@ def _with_nodes_of_holder(
     device: AllocatedHCA, nodes: Collection[str], former: list[AllocatedNode]
 ) -> AllocatedHCA:
     """The entry with the holder's nodes; one of `former` replaces each that it lacks."""
-    if not nodes:  # unknown: the holder got CDI names, or only PodResources has the row
-        return device
-    return replace(device, rdma=tuple(_rdma_of_holder(rdma, nodes, former) for rdma in device.rdma))
 
+    def own(rdma: AllocatedRdmaDevice) -> AllocatedRdmaDevice:
+        uverbs = current.uverbs_of(rdma)
+        # Without nodes the holder got CDI names, or only PodResources has the row.
+        if not nodes or uverbs is None or uverbs[0] in nodes:
+            return rdma
+        return replace(rdma, uverbs=former.pop(0) if former else None)
 
-def _rdma_of_holder(
-    rdma: AllocatedRdmaDevice, nodes: Collection[str], former: list[AllocatedNode]
-) -> AllocatedRdmaDevice:
-    uverbs = current.uverbs_of(rdma)
-    if uverbs is None or uverbs[0] in nodes:
-        return rdma
-    return replace(rdma, uverbs=former.pop(0) if former else None)
+    return replace(device, rdma=tuple(map(own, device.rdma)))
 
 
 def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
@@ -309,5 +300,5 @@ def _node(name: str, numbers: Mapping[str, tuple[int, int]]) -> AllocatedNode:
     return AllocatedNode(inside(name), *numbers.get(name, fixed))
 
 
-def _keys(rows: Iterable[PodDevices]) -> set[AllocationKey]:
+def _keys(rows: Iterable[PodDevices]) -> set[checkpoint.AllocationKey]:
     return {(row.resource, device_id) for row in rows for device_id in row.ids}

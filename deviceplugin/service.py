@@ -7,7 +7,7 @@ that saves a third of the agent's memory. A wrong configuration is logged and ig
 import gc
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +23,8 @@ from base.watching import WatchedFile
 from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
-    from deviceplugin.kubelet.registration import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
-    from gpu.driver.gpu_inventory import LimitedGPU
-    from gpu.limits.tenants import Tenant
     from gpu.pools.limit_backend import GpuLimits
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
@@ -67,7 +64,7 @@ class Service(StepThread):
         self._unserved: str | None = None  # why the pools cannot be served
         self._config: DevicePluginConfig | None = None
         self._lock = threading.RLock()
-        self._plugin: DevicePlugin | None = None
+        self.plugin: DevicePlugin | None = None  # once a kubelet is there
         self._watched: WatchedFile | None = None
         self._problems = Problems(_log)
         self._is_alone = False  # this is the node's only device plugin
@@ -89,24 +86,12 @@ class Service(StepThread):
         if self._watched is not None:
             self._watched.close()
         with self._lock:
-            plugin, self._plugin = self._plugin, None
+            plugin, self.plugin = self.plugin, None
         if self._gpu_limits is not None:
             self._gpu_limits.close()
         if plugin is not None:
             plugin.close()
         self._held.close()
-
-    def states(self) -> "list[PoolState]":
-        return self._plugin.states() if self._plugin is not None else []
-
-    def held(self) -> Mapping[str, int]:
-        return self._plugin.held() if self._plugin is not None else {}
-
-    def tenants(self) -> "Sequence[Tenant]":
-        return self._plugin.tenants() if self._plugin is not None else []
-
-    def limited_gpus(self) -> "Sequence[LimitedGPU]":
-        return self._plugin.limited_gpus() if self._plugin is not None else []
 
     def step(self) -> float:
         """Begin once there is a kubelet and no other device plugin. Then repeat what failed."""
@@ -166,8 +151,8 @@ class Service(StepThread):
 
         decoding.build_decoders()
         parts = self._gpu_limits.parts(config) if self._gpu_limits is not None else None
-        if self._plugin is not None:
-            self._plugin.reconfigure(config, parts)
+        if self.plugin is not None:
+            self.plugin.reconfigure(config, parts)
         else:
             plugin = DevicePlugin(self._paths, config, self._pods_known, parts)
             try:
@@ -175,7 +160,7 @@ class Service(StepThread):
             except BaseException:
                 plugin.close()
                 raise
-            self._plugin = plugin
+            self.plugin = plugin
         if self._gpu_limits is not None:
             self._gpu_limits.start()
         gc.collect()

@@ -29,8 +29,7 @@ ANSWER_TIME = 5.0  # seconds for the client to read its answer
 MAX_CLIENTS = 16
 MAX_SCRAPES = 4  # the other places are for health checks
 
-State = Callable[[], tuple[bool, str]]
-"""Whether the state is good, and a line of text about it."""
+State = Callable[[], tuple[bool, str]]  # whether it is good, and a line of text about it
 
 _log = logging.getLogger(__name__)
 

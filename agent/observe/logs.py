@@ -156,7 +156,6 @@ class _NetworkName(msgspec.Struct):
 
 
 def _network(config: bytes) -> str:
-    """The network's name; "" if it cannot be read."""
     try:
         limits.require_readable(config)
         return decoding.decode(config, _NetworkName).name

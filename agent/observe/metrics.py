@@ -97,7 +97,6 @@ class Metrics:
             self._registry.register(Source(source))
 
     def watch(self, workers: "Workers", connections: Callable[[], int]) -> None:
-        """Show how busy the agent is."""
         for name, text, value in (
             ("requests_running", "CNI calls that workers run.", lambda: workers.running),
             ("requests_waiting", "CNI calls that wait for a worker.", lambda: workers.waiting),

@@ -16,8 +16,7 @@ from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
 
-Loader = Callable[[Mapping[str, str]], Plugin]
-"""Returns the plugin for a call with that environment."""
+Loader = Callable[[Mapping[str, str]], Plugin]  # the plugin for a call with that environment
 
 MAX_LINES = 50  # of a call's notes, in the log
 MAX_TEXT = 4096
@@ -88,7 +87,6 @@ class Calls:
         )
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:
-        """Log the call and its notes; return its CNI code."""
         lines = [line for line in notes.splitlines() if line.strip()]
         for line in lines[:MAX_LINES]:
             _log.warning("%s", line)
@@ -106,7 +104,6 @@ class Calls:
 
 
 def _short_enough(reply: Answer) -> Answer:
-    """The answer, or an error if it is longer than a launcher accepts."""
     if len(reply.document) <= framing.MAX_STDOUT:
         return reply
     error = CNIError(

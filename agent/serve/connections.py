@@ -65,7 +65,7 @@ class LauncherConnection:
         self._buffer = bytearray(SMALL)  # one byte longer than the request, or more
         self._received = 0
         self._header: RequestHeader | None = None
-        self._unsent = b""
+        self.unsent = b""  # the part of the answer that waits for the socket's buffer
 
     def fileno(self) -> int:
         return self._peer.fileno()
@@ -193,9 +193,9 @@ class LauncherConnection:
                 return False
             self.state = ConnectionState.ANSWERED
             self.deadline = time.monotonic() + patience
-            self._unsent = frame
+            self.unsent = frame
             self._send()
-            if self._unsent:
+            if self.unsent:
                 wait_for_room()
             return True
 
@@ -203,11 +203,7 @@ class LauncherConnection:
         """Send more of an answer that did not fit; whether all of it is sent."""
         with self._lock:
             self._send()
-            return not self._unsent
-
-    @property
-    def unsent(self) -> bool:
-        return bool(self._unsent)
+            return not self.unsent
 
     def stop_reading(self) -> None:
         """Make the client's sending fail, so that it reads its answer."""
@@ -236,13 +232,13 @@ class LauncherConnection:
 
     def _send(self) -> None:
         try:
-            while self._unsent:
-                sent = self._peer.send(self._unsent, socket.MSG_NOSIGNAL)
-                self._unsent = self._unsent[sent:]
+            while self.unsent:
+                sent = self._peer.send(self.unsent, socket.MSG_NOSIGNAL)
+                self.unsent = self.unsent[sent:]
         except BlockingIOError:
             pass
         except OSError:  # the client has gone
-            self._unsent = b""
+            self.unsent = b""
 
     def _keep_descriptor(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, content in ancillary:

@@ -224,7 +224,6 @@ class Server:
         )
 
     def _find_room(self, connection: LauncherConnection) -> None:
-        """Make room for a large request, or stop reading it until there is room."""
         if self._room.take(connection, _cost(connection.lacking)):
             connection.make_buffer(time.monotonic() + RECEIVE_TIME)
         else:
@@ -237,7 +236,6 @@ class Server:
             os.eventfd_write(self._wake, 1)
 
     def _work(self, connection: LauncherConnection, job: Job) -> None:
-        """Run the call and send its answer, in a worker."""
         begun = connection.begin()
         if begun is None:
             return
@@ -284,33 +282,24 @@ class Server:
         return f"the call was not done within {self.limits.deadline:g} s: call DEL, or this again"
 
     def _refuse(self, connection: LauncherConnection, reason: str, why: str) -> None:
-        """Refuse a call that no worker has begun."""
         self._refused(reason)
         error = CNIError(Code.TRY_AGAIN, f"{why}: nothing was done, try again")
         status = LEAVING if self._stopping else REFUSED
         frame = framing.write_answer(status, 1, b"", error_document(error))
-        self._answer_early(connection, frame)
+        self._answer(connection, frame, unless_begun=True)
 
     def _fail(self, connection: LauncherConnection, code: int, text: str) -> None:
         document = error_document(CNIError(code, text))
-        frame = framing.write_answer(ANSWERED, 1, b"", document)
-        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
-            self._answer_early(connection, frame)
-        else:
-            self._answer(connection, frame)
-
-    def _answer_early(self, connection: LauncherConnection, frame: bytes) -> None:
-        """Answer before a worker has begun, perhaps before the request is complete."""
-        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
-            connection.stop_reading()
-            self._give_back(connection)
-            self._epoll.modify(connection, select.EPOLLRDHUP)
-        self._answer(connection, frame, unless_begun=True)
+        self._answer(connection, framing.write_answer(ANSWERED, 1, b"", document))
 
     def _answer(
         self, connection: LauncherConnection, frame: bytes, *, unless_begun: bool = False
     ) -> None:
         """Send the answer, from any thread; epoll sets are thread-safe."""
+        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
+            connection.stop_reading()  # the request is not complete
+            self._give_back(connection)
+            self._epoll.modify(connection, select.EPOLLRDHUP)
 
         def wait_for_room() -> None:
             self._epoll.modify(connection, select.EPOLLRDHUP | select.EPOLLOUT)

@@ -181,7 +181,6 @@ class Workers:
         return len(self._doing) + self._free
 
     def _begin_more(self) -> None:
-        """Start or wake threads for the new jobs that have places."""
         count = min(len(self._jobs), self._free)
         if count > 0:
             self._changed.notify(count)
@@ -190,24 +189,20 @@ class Workers:
                 self._start()
 
     def _start(self) -> None:
+        before = threading.stack_size(STACK)
+        # A daemon thread that hangs in the kernel does not keep the process.
+        thread = threading.Thread(target=self._work, name="worker", daemon=True)
         try:
-            self._make_thread()
+            thread.start()
         except RuntimeError:  # no memory or no pid is left: `tend` tries again
             self._startable = False
             if not self._threads:
                 _log.error("no thread can be started: calls wait")
         else:
             self._startable = True
-
-    def _make_thread(self) -> None:
-        before = threading.stack_size(STACK)
-        try:
-            # A daemon thread that hangs in the kernel does not keep the process.
-            thread = threading.Thread(target=self._work, name="worker", daemon=True)
-            thread.start()
+            self._threads.add(thread)
         finally:
             threading.stack_size(before)
-        self._threads.add(thread)
 
     def _work(self) -> None:
         home = self._home.restore()  # a thread begins in the namespace of the one that starts it

@@ -17,9 +17,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedy: str = ""  # what to do, if anything
 
 
-Outcome = tuple[Status, str, str]
-"""Status, observation and remedy: a Finding without its check's name."""
-
+Outcome = tuple[Status, str, str]  # of a Finding: status, seen, remedy
 Check = Callable[[ThisNode], Iterator[Outcome]]
 
 

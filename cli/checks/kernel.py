@@ -13,9 +13,8 @@ from host.device_nodes import verify
 from host.errors import HostError
 from host.sysfs import discovery
 
-RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
+RUNTIMES = ("containerd", "crio", "cri-o", "dockerd")
 _SHOWN = 2  # wrong device nodes that are named
-_ONLY_MANAGES = "kubelet"  # starts no containers
 _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
@@ -145,8 +144,6 @@ def locked_memory(node: ThisNode) -> Iterator[Outcome]:
         low = sorted(int(limit) for limit in limits if limit.isdecimal())
         if not low:
             yield ok(f"{name}: unlimited")
-        elif name == _ONLY_MANAGES:
-            yield ok(f"{name}: {_bytes(low[0])}, which no container inherits")
         else:
             yield warning(
                 f"{name}: {_bytes(low[0])} may be locked by a container: registering more fails "

@@ -1,13 +1,15 @@
-"""Checks of the kubelet's sockets and records, our checkpoint, the agent and the configuration."""
+"""Checks of config.yaml, policy, the kubelet's sockets and records, our checkpoint, the agent."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from base.documents import DocumentError
 from base.unix_socket import is_served
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
 from cli.node.state import ThisNode
+from cni.spec.errors import CNIError
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
@@ -15,6 +17,8 @@ from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.ledger import YOUNG, age
 from deviceplugin.pools import formats
 from deviceplugin.pools.pool_config import ConfigError
+from policy import rules, stored_policies
+from policy.document import Rule
 
 _LOOK_AT_AGENT = (
     "look at the log of podfabric's pod of this node; without Kubernetes: "
@@ -44,8 +48,29 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
         yield ok(f"{path}{absent}: {shown or 'no pool'}")
 
 
+def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
+    """Whether the part `policy` of config.yaml and the followed policies can be read."""
+    try:
+        policy = rules.load(node.config_file)
+    except (DocumentError, OSError) as error:
+        yield failed(f"{error}: no pod gets an attachment", "correct the file")
+        return
+    if policy.cluster:
+        try:
+            found = stored_policies.load(node.paths.cluster_policies).rules
+            yield ok(f"rules of the cluster: {_listed(found) or 'none'}")
+        except CNIError as error:
+            remedy = (
+                "see the agent's log; on a node without an API server set policy.cluster to false"
+            )
+            yield failed(error.message, remedy)
+    if policy.rules:
+        yield ok(f"rules in config.yaml: {_listed(policy.rules)}")
+    elif not policy.cluster:
+        yield not_applicable("config.yaml has no rules: what it allows all pods counts")
+
+
 def pools(node: ThisNode) -> Iterator[Outcome]:
-    """Whether each pool offers devices, and all of them are healthy."""
     if not node.pools:
         yield not_applicable("no pool is configured")
     for pool in node.pools:
@@ -74,12 +99,10 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
 
 
 def agent(node: ThisNode) -> Iterator[Outcome]:
-    """The socket on which launchers find the agent."""
     yield _answers(node.paths.agent_socket, _LOOK_AT_AGENT)
 
 
 def registration_socket(node: ThisNode) -> Iterator[Outcome]:
-    """The socket on which device plugins register."""
     if not node.paths.device_plugins.is_dir():
         yield failed(
             f"{node.paths.device_plugins}: this directory does not exist",
@@ -189,3 +212,7 @@ def _most(reasons: Counter[str]) -> str:
 
 def _shown(keys: list[records.AllocationKey]) -> list[str]:
     return [f"{resource} {device_id}" for resource, device_id in keys]
+
+
+def _listed(found: Sequence[Rule]) -> str:
+    return some([rule.title for rule in found], most=20)

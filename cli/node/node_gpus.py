@@ -35,8 +35,6 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one GPU that one container holds."""
-
     gpu: str  # the GPU's address; "" until the container's start decides
     container: DeviceHolder
     resources: tuple[str, ...]
@@ -118,8 +116,6 @@ def bytes_text(size: int | None) -> str:
 
 
 class OfferedGpuIds(msgspec.Struct, frozen=True, kw_only=True):
-    """The ids by which a resource offers a GPU."""
-
     resource: str
     ids: int  # as many as an empty GPU has
     held: int  # ids of the resource whose holders are on this GPU
@@ -128,8 +124,6 @@ class OfferedGpuIds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListedGPU(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU of this node, or one that is gone while a container holds it."""
-
     label: str  # "GPU0", as nvidia-smi numbers it
     address: str
     uuid: str  # "" while the driver has not set it up

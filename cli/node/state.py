@@ -162,7 +162,6 @@ class ThisNode:
 
     @cached_property
     def shims(self) -> Shims:
-        """The libraries that keep limits, as this process sees them."""
         return Shims(self.paths, self.config.gpu_limits, lambda: None)
 
     @cached_property
@@ -186,7 +185,6 @@ class ThisNode:
         return next((hca for hca in self.hcas if hca.id == hca_id), None)
 
     def on_netdev(self, netdev: str) -> HCA | None:
-        """The HCA of an interface of the host."""
         for hca in self.hcas:
             ports = (port for rdma in hca.rdma for port in rdma.ports)
             if netdev in hca.netdevs or any(netdev in port.netdevs for port in ports):

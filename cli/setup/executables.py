@@ -27,14 +27,10 @@ PLUGINS = (
     "sriov",
 )
 
-EVERY = (*PLUGINS, *sorted(SERVED[1:]))
-"""With those that `--plugins` must name: most nodes have none, or the project's."""
+EVERY = (*PLUGINS, *sorted(SERVED[1:]))  # with those that only `--plugins` installs
 
-OWN = ".podfabric"
-"""Podfabric's directory next to the launchers."""
-
-REPLACED = f"{OWN}/replaced"
-"""The directory for other projects' executables that launchers have replaced."""
+OWN = ".podfabric"  # podfabric's directory next to the launchers
+REPLACED = f"{OWN}/replaced"  # for other projects' executables that launchers have replaced
 
 CODE = Path(__file__).resolve().parents[2]
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/launcher-{os.uname().machine}"

@@ -18,16 +18,7 @@ from base.files import sync_directory
 from base.paths import Paths
 from cli.arguments import file
 from cli.setup import executables, shim_files
-from cli.setup.executables import (
-    EVERY,
-    OWN,
-    PLUGINS,
-    REPLACED,
-    InstallRefused,
-    exists,
-    is_foreign,
-    place_kept,
-)
+from cli.setup.executables import EVERY, OWN, REPLACED, InstallRefused
 
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
@@ -36,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plugins",
         type=_plugins,
-        default=tuple(PLUGINS),
+        default=tuple(executables.PLUGINS),
         metavar="NAME,...",
         help=f"which of {', '.join(EVERY)} (default: all but those of other projects)",
     )
@@ -100,7 +91,9 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
 
     with executables.locked(bin_dir):
         _refuse(bin_dir, contents)
-        kept = {path: place_kept(path) for path in contents if is_foreign(path)}
+        kept = {
+            path: executables.place_kept(path) for path in contents if executables.is_foreign(path)
+        }
         for place in kept.values():
             place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         executables.install(contents, kept)
@@ -124,7 +117,9 @@ def uninstall(bin_dir: Path) -> Iterator[str]:
         raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
     with executables.locked(bin_dir):
         paths = [bin_dir / name for name in EVERY]
-        for path in sorted(paths, key=lambda path: place_kept(path).is_symlink()):  # links last
+        for path in sorted(
+            paths, key=lambda path: executables.place_kept(path).is_symlink()
+        ):  # links last
             yield from _give_back(path)
         for own in (REPLACED, OWN):
             with suppress(OSError):  # it does not exist, or has foreign files
@@ -156,7 +151,7 @@ def _read_launcher(path: Path) -> bytes:
 
 def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
     for own in (bin_dir / OWN, bin_dir / REPLACED):
-        if exists(own) and (own.is_symlink() or not own.is_dir()):
+        if executables.exists(own) and (own.is_symlink() or not own.is_dir()):
             raise InstallRefused(f"{own}: is not a directory of podfabric: remove it")
     for path in contents:
         if path.is_dir() and not path.is_symlink():
@@ -168,18 +163,18 @@ def _give_back(path: Path) -> Iterator[str]:
 
     If another project's file has that path again, it is newer than the kept one.
     """
-    kept = place_kept(path)
+    kept = executables.place_kept(path)
     if executables.is_ours(kept):  # of an installation that was killed
         kept.unlink()
-    if exists(kept) and not is_foreign(path):
+    if executables.exists(kept) and not executables.is_foreign(path):
         kept.replace(path)
         yield f"put back {path}"
         return
     if executables.is_ours(path):
         path.unlink()
         yield f"removed {path}"
-    elif exists(path):
+    elif executables.exists(path):
         yield f"left {path}: it is not podfabric's"
-    if exists(kept):
+    if executables.exists(kept):
         kept.unlink()
         yield f"removed {kept}: {path} is newer"

@@ -116,8 +116,6 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
 
 
 class _NodeLookup:
-    """Looks up the nodes of the HCAs that ids stand for, once for each HCA."""
-
     def __init__(self, paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
         self.nodes_of: dict[str, tuple[HCA, Sequence[DeviceNode]]] = {}
         self.notes: list[str] = []

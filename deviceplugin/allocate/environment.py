@@ -72,7 +72,6 @@ def ucx(devices: Iterable[RdmaDevice]) -> str:
 
 
 def _verbs(hca: HCA, given: Sequence[DeviceNode]) -> list[RdmaDevice]:
-    """The RDMA devices whose verbs devices the container gets."""
     paths = {node.path for node in given}
     return [
         rdma

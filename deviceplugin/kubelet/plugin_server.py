@@ -6,13 +6,17 @@ per container request, in the same order.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import grpc
 
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet.streams import Streams
+
+COALESCE = 0.2  # seconds between two lists on one stream
+MOST_STREAMS = 16  # open streams, each in a thread of the server. The oldest is closed first.
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +61,85 @@ class ServedPool:
 
     def pre_start(self, ids: list[str]) -> None:
         """A container with these ids is about to start. Raises Rejected."""
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.opened = time.monotonic()
+        self.ended = False
+        self.woken = True  # it must compare the list
+        self.again = False  # it must send the list even if unchanged
+
+
+class Streams:
+    """The streams of a pool. Calls `on_change`, without a lock, when a stream opens or closes."""
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], object] = lambda: None
+        self._changed = threading.Condition()  # of what the streams are
+        self._open: list[_Stream] = []  # oldest first
+
+    def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
+        """Yields when this call must compare the list: now, then after `changed`, COALESCE apart.
+
+        The value is whether it must send the list even if that has not changed.
+        """
+        stream = _Stream()
+        with self._changed:
+            self._open.append(stream)
+            self._end(self._open[:-MOST_STREAMS])
+        if not context.add_callback(lambda: self._drop(stream)):
+            self._drop(stream)  # the call is over already
+        self.on_change()
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: stream.woken or stream.ended)
+                    if stream.ended:
+                        return
+                    again, stream.again, stream.woken = stream.again, False, False
+                yield again
+                with self._changed:
+                    self._changed.wait_for(lambda: stream.ended, COALESCE)
+        finally:
+            self._drop(stream)
+
+    def changed(self, *, again: bool = False) -> None:
+        """Make every stream compare the list, or with `again` send it in any case."""
+        with self._changed:
+            for stream in self._open:
+                stream.woken = True
+                stream.again |= again
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._end(list(self._open))
+        self.on_change()
+
+    def since(self, moment: float) -> bool:
+        """Whether a stream is open that was opened at `moment` (time.monotonic()) or later."""
+        with self._changed:
+            return bool(self._open) and self._open[-1].opened >= moment
+
+    @property
+    def count(self) -> int:
+        with self._changed:
+            return len(self._open)
+
+    def _drop(self, stream: _Stream) -> None:
+        with self._changed:
+            was_open = not stream.ended
+            if was_open:
+                self._end([stream])
+        if was_open:
+            self.on_change()
+
+    def _end(self, streams: list[_Stream]) -> None:
+        for stream in streams:
+            stream.ended = True
+            self._open.remove(stream)
+        self._changed.notify_all()
 
 
 class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):

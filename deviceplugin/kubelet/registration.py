@@ -22,11 +22,10 @@ from base.paths import Paths
 from base.problems import Problems
 from base.watching import Waker
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet import plugin_sockets, streams
-from deviceplugin.kubelet.plugin_server import ServedPool, Servicer
+from deviceplugin.kubelet import plugin_sockets
+from deviceplugin.kubelet.plugin_server import MOST_STREAMS, ServedPool, Servicer, Streams
 from deviceplugin.kubelet.plugin_sockets import Listener, SocketError
 from deviceplugin.kubelet.pod_resources import open_channel
-from deviceplugin.kubelet.streams import Streams
 
 VERSION = "v1beta1"
 
@@ -95,7 +94,7 @@ class PluginServer(StepThread):
         return PoolState(
             resource=self._resource,
             socket=str(listener.path) if listener is not None else "",
-            registered=self._is_registered(),
+            registered=self._streams.since(self._asked),
             streams=self._streams.count,
             devices=len(listing),
             healthy=sum(healthy for _, healthy, _ in listing),
@@ -115,10 +114,6 @@ class PluginServer(StepThread):
 
     def wake(self) -> None:
         self._waker.wake()
-
-    def _is_registered(self) -> bool:
-        """Whether the kubelet has accepted the pool and reads its list."""
-        return self._streams.since(self._asked)
 
     def _run(self) -> None:
         if self._directory.is_dir():
@@ -158,7 +153,7 @@ class PluginServer(StepThread):
         return self._ask()
 
     def _look_at_streams(self, now: float) -> None:
-        if self._is_registered():
+        if self._streams.since(self._asked):
             if self._live_since is None:
                 _log.info("%s: registered: the kubelet reads its list", self._resource)
                 self._live_since, self._due, self._problem = now, math.inf, ""
@@ -172,7 +167,6 @@ class PluginServer(StepThread):
             _log.info("%s: %s: registering again", self._resource, self._problem)
 
     def _ask(self) -> float:
-        """Call Register; return the seconds until the next step."""
         self._live_since = None
         self._asked = time.monotonic()
         try:
@@ -217,7 +211,7 @@ class PluginServer(StepThread):
             time.sleep(SETTLE)  # a kubelet that notices the end later would drop the new one
         try:
             self._listener = Listener(
-                self._directory, self._resource, self._servicer.serve, streams.MOST + _OTHER_CALLS
+                self._directory, self._resource, self._servicer.serve, MOST_STREAMS + _OTHER_CALLS
             )
         except (SocketError, OSError) as error:
             self._listen_at = time.monotonic() + self._backoff.pause()
@@ -237,8 +231,7 @@ class PluginServer(StepThread):
         self._problems.tell(self._resource, problem)
 
     def _explained(self, error: grpc.RpcError) -> str:
-        code = getattr(error, "code", lambda: None)()  # the exception is a Call, too
-        details = getattr(error, "details", lambda: str(error))()
+        code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
             return f"{self._kubelet}: no process listens: is the kubelet running? Trying again"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -246,4 +239,4 @@ class PluginServer(StepThread):
                 f"{self._kubelet}: no answer to Register within {TIMEOUT:.0f} s: look at the "
                 "kubelet's log; trying again"
             )
-        return f"{self._kubelet}: the kubelet refuses the resource: {details}: trying again"
+        return f"{self._kubelet}: the kubelet refuses the resource: {error.details()}: trying again"

@@ -36,8 +36,7 @@ FLAGS = (*_WITH_VALUE, *_SWITCHES)
 _OF_POOL = ("name", "amount", "master")
 _OF_GPUS = ("host-path", "container-path", "plugin-directory", "factor")
 SHARED_GPU = "deepomatic.com/shared-gpu"
-SOCKETS = Path("/device-plugin")
-"""The default of -plugin-directory, where Deepomatic's plugin has its sockets."""
+SOCKETS = Path("/device-plugin")  # the default of -plugin-directory, if it exists
 
 # strconv.ParseBool
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -113,7 +112,9 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             rest.append(argument)
             continue
         if flag in _SWITCHES:
-            value = _bool(flag, value) if equals else "true"
+            if equals and value not in (*_TRUE, *_FALSE):
+                raise ConfigError(f"-{flag}: {value!r}: expected true or false")
+            value = "false" if value in _FALSE else "true"
         elif not equals:
             if not todo:
                 raise ConfigError(f"-{flag}: needs a value")
@@ -145,7 +146,6 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
 
 
 def _shared_gpu(flags: dict[str, str]) -> CommandLine:
-    """The pool of Deepomatic's flags, with its defaults."""
     mounted = {
         "host": flags.get("host-path", "/home/kubernetes/bin/nvidia"),
         "container": flags.get("container-path", "/usr/local/nvidia"),
@@ -188,9 +188,3 @@ def _resource(name: str) -> str:
     if problem := resource_problem(name):
         raise ConfigError(f"-resource-name: {name!r}: {problem}")
     return name
-
-
-def _bool(flag: str, text: str) -> str:
-    if text not in (*_TRUE, *_FALSE):
-        raise ConfigError(f"-{flag}: {text!r}: expected true or false")
-    return "true" if text in _TRUE else "false"

@@ -21,13 +21,7 @@ from base.documents import DocumentError
 from base.text import resembling
 from deviceplugin.kubelet import extended_resources
 from deviceplugin.pools import pool_config
-from deviceplugin.pools.pool_config import (
-    ConfigError,
-    DevicePluginConfig,
-    Mode,
-    Placement,
-    PoolConfig,
-)
+from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig, Mode, PoolConfig
 from gpu import gpu_pool_keys
 from host.sysfs import pci, selectors
 from host.sysfs.selectors import Selector
@@ -39,7 +33,7 @@ POOL_KEYS = {
     "mode": Mode,
     "amount": Annotated[int, msgspec.Meta(ge=1, le=10_000)],
     "slots": Annotated[int, msgspec.Meta(ge=1, le=1_000)],
-    "placement": Placement,
+    "placement": pool_config.Placement,
     "selectors": object,
     "nodes": _Nodes,
     "rdma": bool,

@@ -99,7 +99,6 @@ def _shared_out(
     worked: Collection[str],
     used: Collection[str],
 ) -> list[_Taken]:
-    """For each pool its HCAs, and the reason for each other HCA."""
     order = [pool.resource for pool in config.pools]
     owner: dict[str, str] = {}
     shares = {pool.resource for pool in config.pools if pool.overlap}

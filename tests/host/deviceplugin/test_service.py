@@ -59,10 +59,10 @@ def sockets(paths: Paths) -> list[str]:
 
 def test_kubelet_that_comes_later_is_waited_for(service: Service, server: Paths) -> None:
     service.start()
-    assert service.states() == []
+    assert service.plugin is None
     with Kubelet(server.kubelet) as kubelet:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
-        (state,) = until(service.states)
+        (state,) = until(lambda: service.plugin.states() if service.plugin else [])
         assert (state.resource, state.devices, state.healthy) == (HCA, IDS, IDS)
 
 
