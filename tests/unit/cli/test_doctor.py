@@ -200,7 +200,7 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("locked memory", lambda paths: _process(paths, 100, "containerd", EIGHT_MIB), "warning",
          "containerd: 8 MiB"),
         ("locked memory", lambda paths: _process(paths, 101, "kubelet", EIGHT_MIB), "ok",
-         "no container inherits"),
+         "containerd: unlimited"),
         ("locked memory", _gone("proc/100"), "not applicable", "containerd"),
         ("ports", _port(state="1: DOWN", physical_state="2: Polling"), "warning",
          "port 1 of mlx5_0 (0000:1c:00.0) is DOWN (Polling)"),
