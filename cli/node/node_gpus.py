@@ -71,15 +71,15 @@ def _part(
     node: ThisNode, entries: list[tuple[Allocation, AllocatedGPU]], holder: DeviceHolder
 ) -> GpuPart:
     gpu = entries[0][1]
-    group = next((each.group for _, each in entries if each.group), "")
+    group = next((part.group for _, part in entries if part.group), "")
     use, problem = _use(node, group, gpu.uuid) if group else (None, "")
     return GpuPart(
         gpu=gpu.bdf,
         container=holder,
         resources=tuple(dict.fromkeys(entry.resource for entry, _ in entries)),
         ids=tuple(entry.id for entry, _ in entries),
-        memory_bytes=sum(each.memory_bytes for _, each in entries),
-        compute_share=round(sum(each.compute_share for _, each in entries), 4),
+        memory_bytes=sum(part.memory_bytes for _, part in entries),
+        compute_share=round(sum(part.compute_share for _, part in entries), 4),
         group=group,
         use=use,
         problem=problem,
@@ -163,7 +163,7 @@ def listed(node: ThisNode) -> NodeGPUs:
     found = [_found(node, gpu, present=gpu.address in present) for gpu in every]
     offers = _offers(node, found)
     return NodeGPUs(
-        gpus=tuple(_listed(node, each, offers[each.gpu.address], held) for each in found),
+        gpus=tuple(_listed(node, known, offers[known.gpu.address], held) for known in found),
         unbound=tuple(part for part in held if not part.gpu),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -177,22 +177,22 @@ class _Offer(msgspec.Struct, frozen=True):
 
 def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
     """By address, as the device plugin would offer them if it started now."""
-    offers = {each.gpu.address: _Offer() for each in found}
+    offers = {known.gpu.address: _Offer() for known in found}
     for config, mine in by_pool(node.config.gpus, found):
         if config.mode == "replicas":
             count = min(config.replicas, MOST_IDS // max(len(mine), 1))
             of = _Offer(config, None, {config.resource: (count, Share())})
-            offers |= {each.gpu.address: of for each in mine}
+            offers |= {known.gpu.address: of for known in mine}
             continue
-        offers |= {each.gpu.address: _Offer(config) for each in mine}
+        offers |= {known.gpu.address: _Offer(config) for known in mine}
         for address, shared in shared_gpus(config, mine).items():
             ids = {kind.resource: (len(kind.ids(shared)), kind.share) for kind in kinds(config)}
             offers[address] = _Offer(config, shared.capacity, ids)
     return offers
 
 
-def _listed(node: ThisNode, each: NodeGPU, offer: _Offer, held: list[GpuPart]) -> ListedGPU:
-    gpu = each.gpu
+def _listed(node: ThisNode, known: NodeGPU, offer: _Offer, held: list[GpuPart]) -> ListedGPU:
+    gpu = known.gpu
     limits_fault = ""
     if offer.config is not None and offer.config.mode != "replicas":
         obstacle = node.shims.obstacle()
@@ -211,7 +211,7 @@ def _listed(node: ThisNode, each: NodeGPU, offer: _Offer, held: list[GpuPart]) -
         minor=gpu.minor,
         numa=gpu.numa,
         present=gpu in node.gpus,
-        fault=each.fault or limits_fault,
+        fault=known.fault or limits_fault,
         offered=tuple(
             OfferedGpuIds(
                 resource=resource,

@@ -195,17 +195,17 @@ def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]
         return [Slot(DeviceId(str(number)), ids, numa) for number in range(config.amount)], None
     if config.mode == "exclusive":
         return [Slot(DeviceId(hca.id), (hca.id,), _numa(config, [hca])) for hca in hcas], None
-    each = min(config.slots, MOST_IDS // len(hcas))
+    per_hca = min(config.slots, MOST_IDS // len(hcas))
     problem = None
-    if each != config.slots:
+    if per_hca != config.slots:
         problem = (
             f"{config.resource}: {config.slots} slots of {len(hcas)} HCAs are more than the "
-            f"kubelet accepts ({MOST_IDS}): {each} slots of each are offered: configure fewer"
+            f"kubelet accepts ({MOST_IDS}): {per_hca} slots of each are offered: configure fewer"
         )
     slots = []
     for hca in hcas:
         numa = _numa(config, [hca])
-        slots += [Slot(DeviceId(f"{hca.id}-{n}"), (hca.id,), numa) for n in range(each)]
+        slots += [Slot(DeviceId(f"{hca.id}-{n}"), (hca.id,), numa) for n in range(per_hca)]
     return slots, problem
 
 

@@ -1,4 +1,4 @@
-"""What an agent tells of itself, as long as it lives."""
+"""The state that an agent publishes while it lives."""
 
 import os
 import subprocess

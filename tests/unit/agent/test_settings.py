@@ -1,4 +1,4 @@
-"""config.yaml: what it may say, what is said of its mistakes, and that a change is seen."""
+"""config.yaml: its keys, the texts of its mistakes, and reading it again after a change."""
 
 import logging
 import os
@@ -368,7 +368,7 @@ def test_the_watch_ends_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
     watched = WatchedFile(tmp_path / "config.yaml", print, NEVER)
     watched.close()
     watched.close()
-    assert set(Path("/proc/self/fd").iterdir()) <= before  # others' may have been closed
+    assert set(Path("/proc/self/fd").iterdir()) <= before  # another test's may have been closed
 
 
 def test_the_documentation_has_every_key_with_its_default() -> None:

@@ -156,7 +156,7 @@ def test_a_port_that_is_down_and_an_hca_that_is_gone_are_faults(
 
 
 def test_why_ids_are_not_handed_out_is_told(shell_of: ShellOf, tmp_path: Path) -> None:
-    """An id of before the pool was exclusive, another network namespace, a reloaded driver."""
+    """An id of the earlier shared pool, another network namespace, a reloaded driver."""
     paths = servers.dgx(tmp_path)
     first, second, third = servers.DGX_HCAS[:3]
     _configured(paths, "pools: [{name: rdma/hca, mode: exclusive}]")

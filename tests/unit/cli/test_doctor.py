@@ -34,7 +34,7 @@ EIGHT_MIB = "8388608              8388608 "
 
 @pytest.fixture(autouse=True)
 def shared_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's answer, whatever this machine's is."""
+    """A fixed answer of the kernel, independent of this machine."""
     monkeypatch.setattr(kernel, "rdma_mode", lambda: "shared")
 
 

@@ -1,4 +1,4 @@
-"""What `devices` and `explain` say of GPUs: who holds what, limits, use, distances."""
+"""The GPUs in `devices` and `explain`: holders, limits, use, distances."""
 
 from collections.abc import Callable, Iterator
 from ctypes import sizeof

@@ -1,4 +1,4 @@
-"""Our own configuration: what it may say, and what is said of its mistakes."""
+"""Our own configuration: its keys, and the texts of its mistakes."""
 
 from pathlib import Path
 
