@@ -376,7 +376,7 @@ class Agent:
         self._policies.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()
-            _log.info("left the next calls to the next agent")
+            _log.info("the next agent gets the next calls")
 
     def _depart(self, leaving: Leaving, *, empty: bool) -> None:
         """Remove launchers and files from an empty node. Then only wait for SIGTERM."""

@@ -89,7 +89,8 @@ def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: b
             "host's /sys?"
         ]
     if node.config.gpus or gpus.unbound or any(gpu.held for gpu in gpus.gpus):
-        parts += gpu_tables.every(gpus)
+        parts += [gpu_tables.offered(gpus.gpus), gpu_tables.held(gpus.gpus, gpus.unbound)]
+        parts += [gpu_tables.not_well(gpus.gpus), gpu_tables.problems(gpus)]
     elif only_gpus:
         parts = [gpu_tables.not_well(gpus.gpus) or f"no GPU was found below {node.paths.proc}"]
     output.show(*parts)

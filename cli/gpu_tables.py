@@ -8,15 +8,6 @@ from cli.output import Cell, Lines, Table
 from host.sysfs.topology import Distance
 
 
-def every(found: NodeGPUs) -> list[Table | Lines]:
-    return [
-        offered(found.gpus),
-        held(found.gpus, found.unbound),
-        not_well(found.gpus),
-        problems(found),
-    ]
-
-
 def offered(gpus: Sequence[ListedGPU]) -> Table:
     """The GPUs that pools offer: how many ids, the free part, and the nearest HCAs."""
     rows = [_row(gpu) for gpu in gpus if gpu.offered]

@@ -59,7 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     elif drawn.devices:
         output.show(_matrix(drawn), _near(drawn), _LEGEND_TEXT, _notes(drawn))
     else:
-        output.show(_notes(drawn) or _nothing(node.paths))
+        nothing = (
+            f"no GPU and no HCA was found below {node.paths.sys} and {node.paths.proc}: does "
+            "`lspci` show the HCA, and is its driver loaded (mlx5_ib, `ls /sys/class/infiniband`)? "
+            "For GPUs, does /proc/driver/nvidia/gpus exist, which the NVIDIA driver creates?"
+        )
+        output.show(_notes(drawn) or nothing)
     return 0
 
 
@@ -99,14 +104,6 @@ def _notes(drawn: Picture) -> Lines:
             f"without a PCI function, so without a position: {', '.join(drawn.without_place)}"
         )
     return notes
-
-
-def _nothing(paths: Paths) -> str:
-    return (
-        f"no GPU and no HCA was found below {paths.sys} and {paths.proc}: does `lspci` show the "
-        "HCA, and is its driver loaded (mlx5_ib, `ls /sys/class/infiniband`)? For GPUs, does "
-        "/proc/driver/nvidia/gpus exist, which the NVIDIA driver creates?"
-    )
 
 
 def picture(node: ThisNode, *, everything: bool = False) -> Picture:

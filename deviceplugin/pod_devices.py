@@ -115,8 +115,8 @@ def given_to(
                 continue
             if allocation is not None and not allocation.devices:
                 raise Unknown(
-                    f"pod {pod} holds {device_id} of {row.resource}, and nothing tells which HCA "
-                    f"that is: {NOT_TOLD}"
+                    f"pod {pod} holds {device_id} of {row.resource}, whose HCA is unknown: "
+                    f"{NOT_TOLD}"
                 )
             for device in allocation.devices if allocation is not None else ():
                 hcas.setdefault(device.id, PodDevice(row.resource, device_id, device))

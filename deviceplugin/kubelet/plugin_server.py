@@ -224,7 +224,10 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         try:
             return self._resource.preferred(available, must_include, size)
         except Exception:  # noqa: BLE001 - any choice is better than a pod that fails
-            _log.exception("%s: GetPreferredAllocation: answered by order", self._resource.name)
+            _log.exception(
+                "%s: GetPreferredAllocation failed: answered with the first free ids",
+                self._resource.name,
+            )
         free = set(available)
         ordered = dict.fromkeys(
             [device_id for device_id in must_include if device_id in free] + available
