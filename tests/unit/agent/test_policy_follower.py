@@ -1,4 +1,4 @@
-"""What a node enforces of the cluster's policies, whatever becomes of API server, file and disk."""
+"""A node enforces the cluster's policies, also when API server, file or disk fail."""
 
 import errno
 import logging

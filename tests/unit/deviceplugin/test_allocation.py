@@ -1,4 +1,4 @@
-"""What a container gets for device ids, on made-up servers with real device nodes."""
+"""Allocations of device ids, on made-up servers with real device nodes."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Paths:
 
 @pytest.fixture
 def paths(server: Paths, tmp_path: Path) -> Paths:
-    """A server with device nodes of its own; its /sys is others' too."""
+    """A server with device nodes of its own; its /sys is shared."""
     own = replace(server, dev=tmp_path / "dev", cdi=tmp_path / "cdi")
     (own.dev / "infiniband").mkdir(parents=True)
     servers.make_nodes(own)
