@@ -1,7 +1,7 @@
 """Lock files: one call at a time, on this node, for the thing that a file stands for.
 
 filelock locks open descriptors, so the kernel releases a lock when its holder dies. filelock's own
-lock objects would double the cost of an address (docs/design.md).
+lock objects would double the cost of an address (docs/developers/design.md).
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """`podfabric ipam ... --cluster`: pools and blocks of the cluster, as the API server has them.
 
 The controller need not run. An administrator can free blocks here because only he knows that a
-machine is off (docs/controller.md).
+machine is off (docs/operate/controller.md).
 """
 
 import argparse

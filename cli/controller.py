@@ -1,4 +1,4 @@
-"""`podfabric controller`: the controller of cluster-wide addresses (docs/controller.md)."""
+"""`podfabric controller`: the controller of cluster-wide addresses (docs/operate/controller.md)."""
 
 import argparse
 import logging

@@ -1,6 +1,6 @@
 """`podfabric device-plugin`: the device plugin alone, on a node whose agent does not run it.
 
-It accepts the command lines of the device plugins that it replaces (docs/pools.md).
+It accepts the command lines of the device plugins that it replaces (docs/use/devices.md).
 """
 
 import logging
@@ -24,7 +24,7 @@ usage: podfabric device-plugin [-config FILE]
 
 Offer the HCAs and GPUs of this node to the kubelet until SIGTERM. Without flags the pools come from
 /etc/podfabric/config.yaml. FILE replaces it, and may be the configuration of another device
-plugin: see docs/pools.md.
+plugin: see docs/use/devices.md.
 """
 
 

@@ -1,7 +1,7 @@
 """The allocation checkpoint: which HCAs and GPUs the kubelet's containers hold.
 
-docs/checkpoint.md describes every field for other programs. The device plugin replaces the file
-before it answers the kubelet's Allocate; the CNI plugins read the file. Device numbers are those at
+docs/reference/checkpoint.md describes every field for other programs. The device plugin replaces
+the file before it answers the kubelet's Allocate. The CNI plugins read the file. Device numbers are those at
 the time of the allocation: after a driver reload they may belong to another HCA.
 """
 

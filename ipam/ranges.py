@@ -1,7 +1,7 @@
 """Ranges of addresses, and sets of ranges.
 
 `of_network` applies whereabouts' rules (pkg/iphelpers GetIPRange) with the differences that
-docs/ipam.md lists: values that whereabouts ignores silently raise ValueError here.
+docs/use/node-addresses.md lists: values that whereabouts ignores silently raise ValueError here.
 """
 
 from bisect import bisect_left

@@ -1,7 +1,7 @@
 """The API server through the official client: its configuration, authentication, requests.
 
 This is the only module that imports `kubernetes`, which costs a process 20 MB: import it only if a
-pool is cluster-wide. docs/design.md lists the unused parts of the package, and why.
+pool is cluster-wide. docs/developers/design.md lists the unused parts of the package, and why.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The rules of a policy as an administrator writes them, in config.yaml or in a FabricPolicy.
 
 `rules_of` reads the list that is `policy.rules` in the one and `spec.rules` in the other.
-docs/policy.md describes every key.
+docs/use/policy.md describes every key.
 """
 
 import re

@@ -4,7 +4,7 @@
       set: {pfOnly: [true]}
       rules: [...]
 
-docs/policy.md describes every key.
+docs/use/policy.md describes every key.
 """
 
 from collections.abc import Callable

@@ -33,7 +33,7 @@ from gpu.watch.usage_watch import NodeSample
 from ipam.controller import exposition
 from ipam.store.reservations import RangeUsage
 from ipam.store_choice import AddressSettings
-from kube.object_reader import unreadable_family
+from kube.encoding import unreadable_family
 from policy.rules import Policy
 
 CHECKOUT = Path(__file__).parents[1]

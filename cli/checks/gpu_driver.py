@@ -38,7 +38,7 @@ def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
         if gpu.not_offered not in ("", node_gpus.NOT_SELECTED) and gpu.present:
             by_reason.setdefault(gpu.not_offered, []).append(gpu.label)
     for why, of in by_reason.items():
-        yield failed(f"{', '.join(of)} not offered: {why}", "see docs/gpus.md")
+        yield failed(f"{', '.join(of)} not offered: {why}", "see docs/use/gpus.md")
     if well := [gpu for gpu in found if gpu.offered and not gpu.fault]:
         yield ok(f"{len(well)} of {len(found)} GPUs are offered, and have their nodes")
 

@@ -83,7 +83,7 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
             )
             continue
         if pool.problem:
-            yield warning(pool.problem, "see docs/pools.md")
+            yield warning(pool.problem, "see docs/use/devices.md")
         counts = f"{name}: {len(pool.slots)} ids of {len(pool.hcas)} HCAs"
         # HCAs that pods of another pool hold are not a problem.
         busy = set(node.elsewhere[name].values())

@@ -77,7 +77,7 @@ class Way(msgspec.Struct, frozen=True):
     hca: str
     rdma: str
     distance: str
-    cost: int  # of the distance, as docs/allocation.md has it
+    cost: int  # of the distance, as docs/use/devices.md has it
     gpudirect: bool
 
 

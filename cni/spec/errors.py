@@ -1,7 +1,7 @@
 """CNI errors: their codes, and the exception that becomes the error document.
 
 Codes below 100 are the specification's (SPEC.md "Error"); 8 is from the reference's skel package.
-Codes from 100 on are ours. docs/errors.md lists them for users, and a test compares the two.
+Codes from 100 on are ours. docs/reference/errors.md lists all codes for users.
 """
 
 import enum

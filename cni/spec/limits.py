@@ -1,4 +1,4 @@
-"""The limits of a network configuration. docs/limits.md has the table for users.
+"""The limits of a network configuration. docs/reference/configuration.md has the table for users.
 
 The author of a NetworkAttachmentDefinition or of a pod's annotation chooses the size of a
 configuration, and one agent reads those of all pods of a node. So all code decodes through this

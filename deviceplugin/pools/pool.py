@@ -1,6 +1,6 @@
 """Assigns HCAs to pools and makes the device ids of each pool.
 
-docs/pools.md describes the rules. Only `used_netdevs` reads from the system.
+docs/use/devices.md describes the rules. Only `used_netdevs` reads from the system.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

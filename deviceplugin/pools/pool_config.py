@@ -1,6 +1,6 @@
 """The configuration of pools and its defaults, from any file format (`formats`).
 
-docs/pools.md describes every key.
+docs/use/devices.md describes every key.
 """
 
 import re

@@ -104,7 +104,7 @@ def is_answered(want: Want) -> AddressTaken:
     return AddressTaken(
         f"{want.range.where}: another machine on the link answers for address "
         f"{text(want.range.first)}: nothing was reserved; ask for another address",
-        "see docs/cluster-addresses.md, addresses that a lost machine may still use",
+        "see docs/use/cluster-addresses.md, addresses that a lost machine may still use",
     )
 
 

@@ -1,6 +1,6 @@
 """The objects of ipam.podfabric.io/v1alpha1 on the API server.
 
-docs/cluster-objects.md describes every field. A field that a later version adds must not be lost:
+docs/reference/objects.md describes every field. A field that a later version adds must not be lost:
 `fieldValidation=Strict` and the structural schema refuse unknown fields in a write.
 """
 

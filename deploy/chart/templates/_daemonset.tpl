@@ -27,7 +27,7 @@ spec:
   selector:
     matchLabels: {{- include "podfabric.selector" $root | nindent 6 }}
   # The next agent starts while this one serves, stands by, and serves when this one ends
-  # (docs/agent.md). Launchers wait meanwhile, so a pod that starts or ends in an update does not
+  # (docs/operate/agent.md). Launchers wait meanwhile, so a pod that starts or ends in an update does not
   # fail.
   updateStrategy: {{- toYaml $root.Values.updateStrategy | nindent 4 }}
   template:
@@ -177,7 +177,7 @@ spec:
             privileged: false
             allowPrivilegeEscalation: false
             readOnlyRootFilesystem: true
-            # docs/security.md says what each is for.
+            # docs/operate/security.md says what each is for.
             capabilities:
               drop: [ALL]
               add: {{ include "podfabric.capabilities" $root }}

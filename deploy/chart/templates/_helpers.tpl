@@ -88,7 +88,7 @@ events on pods with limits of GPUs. */}}
 {{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
 {{- end }}
 
-{{- /* docs/security.md says what each is for. */}}
+{{- /* docs/operate/security.md says what each is for. */}}
 {{- define "podfabric.capabilities" -}}
 [SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH{{ if include "podfabric.limits-gpus" . }}, SYS_CHROOT, KILL{{ end }}]
 {{- end }}

@@ -366,4 +366,4 @@ def test_the_watch_ends_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
     watched = WatchedFile(tmp_path / "config.yaml", print, NEVER)
     watched.close()
     watched.close()
-    assert set(Path("/proc/self/fd").iterdir()) <= before  # others' may have been closed
+    assert set(Path("/proc/self/fd").iterdir()) <= before  # another test's may have been closed
