@@ -1,4 +1,4 @@
-"""A pool of GPUs, as it is configured (`gpu_pool_keys` reads it)."""
+"""The configuration of a pool of GPUs. `gpu_pool_keys` reads it."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from host.sysfs.gpus import GPU
 GpuMode = Literal["replicas", "slices", "units"]
 Placement = Literal["spread", "pack"]
 
-RESERVE = 256 << 20  # bytes of each GPU that no container is given
+RESERVE = 256 << 20  # bytes of each GPU that no container gets
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,20 +22,20 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool of GPUs. The first pool that selects a GPU has it."""
+    """A pool of GPUs. A GPU belongs to the first pool that selects it."""
 
     mode: GpuMode = "slices"
     resource: str = ""  # mode "replicas"
-    replicas: int = 1  # mode "replicas": ids of each GPU
+    replicas: int = 1  # mode "replicas": ids per GPU
     shapes: tuple[Shape, ...] = ()  # mode "slices"
     memory_resource: str = "alnair/vgpu-memory"  # mode "units"
     compute_resource: str = "alnair/vgpu-compute"  # mode "units": percents
     unit: int = 1 << 30  # mode "units": bytes of an id of `memory_resource`
     devices: tuple[str, ...] = ()  # addresses and UUIDs; () selects every GPU
     placement: Placement = "pack"
-    reserve: int = RESERVE  # bytes of each GPU that no container is given
-    memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
-    driver_mount: SharedFile | None = None  # mode "replicas": what containers see of the driver
+    reserve: int = RESERVE
+    memory: int = 0  # bytes of each GPU; 0: NVML reports the number
+    driver_mount: SharedFile | None = None  # mode "replicas": the driver's directory
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -47,5 +47,5 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.memory_resource, self.compute_resource)
 
     def selects(self, gpu: GPU) -> bool:
-        """Whether the pool may have that GPU."""
+        """Whether `devices` has the GPU or is empty."""
         return not self.devices or gpu.address in self.devices or gpu.uuid in self.devices

@@ -1,18 +1,17 @@
-"""How limits of GPUs are kept on a node: the part `gpuLimits` of config.yaml."""
+"""Settings for the limits of GPUs: `gpuLimits` of config.yaml (docs/gpu-limits.md)."""
 
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-CONTEXT_RESERVE = 400 << 20  # bytes, for a CUDA context that is not measured yet
+CONTEXT_RESERVE = 400 << 20  # bytes charged for a CUDA context until it is measured
 
-Action = Literal["report", "kill"]
-"""What is done about a group that uses more memory than it may."""
+Action = Literal["report", "kill"]  # for a group that uses more memory than its limit
 
 
 class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How limits of GPUs are kept. docs/gpu-limits.md has the table."""
+    """How this node enforces limits."""
 
-    driver_root: Path = Path("/")  # of the host, where NVIDIA's driver is installed
+    driver_root: Path = Path("/")  # the host's directory where NVIDIA's driver is installed
     on_overuse: Action = "report"

@@ -16,7 +16,7 @@ from gpu.limits.groups import GroupFiles, Groups
 from gpu.limits.limits_file import GroupError
 from gpu.limits.region import RegionInvalid, RegionUse
 from gpu.pools.placement import Share
-from gpu.pools.share_pool import by_pool, given, kinds, shared_gpus
+from gpu.pools.share_pool import allocated, by_pool, kinds, shared_gpus
 from host.sysfs.gpus import GPU
 
 NOT_SELECTED = "no pool selects it (`devices`)"
@@ -104,7 +104,7 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
         return None, f"group {group}: its limits are not of {uuid}"
     said, problem = _said(opened, group, files)
     return GroupUse(
-        memory_bytes=files.in_force.memory_bytes,
+        memory_bytes=files.entry.memory_bytes,
         compute_share=files.limit.compute_share,
         processes=len({each.host_pid for each in files.processes.values() if each.alive}),
         used_bytes=said.used_bytes if said else None,
@@ -212,8 +212,8 @@ def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
 
 def _listed(node: ThisNode, each: NodeGPU, offer: _Offer, held: list[GpuPart]) -> ListedGPU:
     gpu = each.gpu
-    used = given(node.allocations).get(gpu.address, Share())
-    free = offer.capacity.minus(used) if offer.capacity is not None else None
+    used = allocated(node.allocations).get(gpu.address, Share())
+    free = offer.capacity - used if offer.capacity is not None else None
     counts = Counter(
         entry.resource
         for entry in node.allocations

@@ -1,7 +1,7 @@
-"""Tells people when a process gets no GPU although its container holds a part of one.
+"""Reports refused processes: processes that get no GPU although their container has a share.
 
-The shim says it on the process' standard error. This says it in the agent's log, and to `report`.
-An agent that is away says nothing, and does not learn of it later.
+The shim writes the reason to the standard error of the process. This module writes it to the
+agent's log and passes it to `report`. Refusals while no agent runs are not reported.
 """
 
 import logging
@@ -12,7 +12,7 @@ import msgspec
 from base.problems import Seldom
 from gpu.limits.tenants import Tenant
 
-QUIET = 10.0  # seconds between two words about the same of a group
+QUIET = 10.0  # seconds between two reports of the same refusal of a group
 
 _log = logging.getLogger(__name__)
 
@@ -35,23 +35,23 @@ BUSY = (
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong, with what to do: one of the texts above."""
+    """A refused process: its tenant, and one of the texts above."""
 
     tenant: Tenant
     text: str
 
 
 class Refusals:
-    """Logs them, and hands them to `report`, each not too often. Any thread may use it."""
+    """Logs refusals and passes them to `report`, with a limited rate. Any thread may use it."""
 
     def __init__(self, report: Callable[[Refusal], object] = lambda refusal: None) -> None:
         self._report = report
         self._seldom = Seldom()
 
-    def tell(self, tenant: Tenant, text: str, detail: str = "") -> None:
-        """A process was refused; `detail` is for the log. Tenants bring this about as they like."""
+    def report(self, tenant: Tenant, text: str, detail: str = "") -> None:
+        """Report a refusal. `detail` is for the log only. Tenants can cause any number of them."""
         if not self._seldom.may_say((tenant.group, text), QUIET):
             return
-        of = f"pod {tenant.pod}, container {tenant.container}"
-        _log.warning("GPUs: %s: %s%s", of, text, f" ({detail})" if detail else "")
+        pod = f"pod {tenant.pod}, container {tenant.container}"
+        _log.warning("GPUs: %s: %s%s", pod, text, f" ({detail})" if detail else "")
         self._report(Refusal(tenant=tenant, text=text))

@@ -1,7 +1,6 @@
-"""Parts of GPUs: how much of each is free, and which GPU a container best gets.
+"""Shares of GPUs, and the choice of the GPU for a container.
 
-A share is memory in bytes and time in percent. A GPU has 100 percent. Parts of a container are
-always on one GPU: neither memory nor time of two GPUs makes one larger GPU.
+A container's shares are always of one GPU. A GPU has 100 percent of time.
 """
 
 from collections.abc import Mapping
@@ -12,21 +11,18 @@ WHOLE = 100  # percent of a GPU's time
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Memory and time of a GPU: of one id, of a container, or free."""
+    """Memory and time of a GPU: of an id, of a container, or free."""
 
     memory: int = 0  # bytes
     compute: int = 0  # percent
 
-    def times(self, count: int) -> "Share":
-        """The share of so many ids."""
+    def __mul__(self, count: int) -> "Share":
         return Share(self.memory * count, self.compute * count)
 
-    def plus(self, other: "Share") -> "Share":
-        """Both together."""
+    def __add__(self, other: "Share") -> "Share":
         return Share(self.memory + other.memory, self.compute + other.compute)
 
-    def minus(self, other: "Share") -> "Share":
-        """What is left; negative where too much was given."""
+    def __sub__(self, other: "Share") -> "Share":
         return Share(self.memory - other.memory, self.compute - other.compute)
 
     def holds(self, other: "Share") -> bool:
@@ -34,7 +30,7 @@ class Share(msgspec.Struct, frozen=True):
         return other.memory <= self.memory and other.compute <= self.compute
 
     def count(self, other: "Share") -> int:
-        """How often the other share fits; 0 if not at all. It must not be empty."""
+        """How often the other share, which must not be empty, fits."""
         counts = []
         if other.memory:
             counts.append(self.memory // other.memory)
@@ -46,29 +42,26 @@ class Share(msgspec.Struct, frozen=True):
         return f"{self.memory / 2**30:.4g} GiB and {self.compute} %"
 
 
-_NO_COSTS: Mapping[str, int] = {}
-
-
 def choose(
     free: Mapping[str, Share],
-    wanted: Share,
+    request: Share,
     *,
     spread: bool,
-    costs: Mapping[str, int] = _NO_COSTS,
+    costs: Mapping[str, int] | None = None,
 ) -> str | None:
-    """The address of the GPU for a container; None if none has room.
+    """The address of the GPU for a container; `None` if the request fits on none.
 
     Args:
-        free: what is free of each GPU, by address.
-        wanted: what the container asks for.
-        spread: between equal costs take the GPU with the most free memory, else with the least.
-        costs: how far each GPU is from the container's HCAs; 0 where it is not said.
+        free: the free share of each GPU, by address.
+        spread: at equal costs prefer the GPU with the most free memory, else the least.
+        costs: the distance of each GPU from the container's HCAs; 0 by default.
     """
 
     def order(address: str) -> tuple[int, int, int, str]:
-        room = free[address]
+        share = free[address]
         sign = -1 if spread else 1
-        return costs.get(address, 0), sign * room.memory, sign * room.compute, address
+        cost = costs.get(address, 0) if costs else 0
+        return cost, sign * share.memory, sign * share.compute, address
 
-    fitting = [address for address, room in free.items() if room.holds(wanted)]
+    fitting = [address for address, share in free.items() if share.holds(request)]
     return min(fitting, key=order, default=None)

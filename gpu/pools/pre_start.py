@@ -1,8 +1,8 @@
-"""PreStartContainer: which container starts, what it has of which GPU, and its limits.
+"""PreStartContainer: finds the container that starts, chooses its GPU, and writes its limits.
 
-The kubelet calls this before each start of a container, once for each of its resources and in
-random order. By then it lists all of the container's devices (PodResources), so each call finds the
-same, and the second one changes nothing. The kubelet tries again after an error.
+The kubelet calls it before each start of a container, once per resource and in random order. By
+then PodResources lists all devices of the container, so each call finds the same and the second
+call changes nothing. The kubelet tries again after an error.
 """
 
 import logging
@@ -20,7 +20,7 @@ from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
 from deviceplugin.ledger import Ledger
 from gpu.limits.limits_file import Limit
-from gpu.pools.container_files import Giver, group_of
+from gpu.pools.container_files import ContainerFiles, group_of
 from gpu.pools.holders import Holders
 from gpu.pools.placement import WHOLE, Share, choose
 from gpu.pools.share_pool import SharedGPU, SharePool, percents
@@ -32,24 +32,24 @@ _log = logging.getLogger(__name__)
 
 
 class Starter:
-    """Decides at the start of a container."""
+    """Handles the start of a container."""
 
     def __init__(
         self,
         paths: Paths,
         ledger: Ledger,
         kubelet: PodResourcesClient,
-        giver: Giver,
+        files: ContainerFiles,
         holders: Holders,
     ) -> None:
         self._holders = holders
         self._paths = paths
         self._ledger = ledger
         self._kubelet = kubelet
-        self._giver = giver
+        self._files = files
 
     def start(self, pool: SharePool, resource: str, ids: Sequence[str]) -> None:
-        """A container with these ids of a resource starts. Raises Rejected."""
+        """Start the container that has these ids of a resource. Raises Rejected."""
         rows = self._container(resource, ids)
         with self._ledger.allocating:
             held = self._held(pool, rows)
@@ -66,15 +66,15 @@ class Starter:
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
         """All rows of the container that has exactly these ids of the resource.
 
-        An init container leaves its ids to the containers after it: of several with the same ids,
-        the one that has the most devices counts. Raises Rejected.
+        A container gets the ids of an earlier init container. Of several containers with these ids,
+        returns the one with the most devices. Raises Rejected.
         """
-        wanted = tuple(sorted(ids))
+        sorted_ids = tuple(sorted(ids))
         problems = []
-        for written in (False, True):  # PodResources does not list init containers
+        for read in (self._listed, self._written):  # PodResources omits init containers
             try:
                 containers: dict[tuple[str, str, str, str], list[PodDevices]] = {}
-                for row in self._rows(written=written):
+                for row in read():
                     key = row.namespace, row.name, row.uid, row.container
                     containers.setdefault(key, []).append(row)
             except KubeletUnreadable as error:
@@ -83,41 +83,42 @@ class Starter:
             matching = [
                 rows
                 for rows in containers.values()
-                if any((row.resource, row.ids) == (resource, wanted) for row in rows)
+                if any((row.resource, row.ids) == (resource, sorted_ids) for row in rows)
             ]
             if matching:
                 return max(matching, key=lambda rows: sum(len(row.ids) for row in rows))
-        why = "; ".join(problems) or "it lists no container with these ids"
+        reason = "; ".join(problems) or "it lists no container with these ids"
         raise Rejected(
             grpc.StatusCode.UNAVAILABLE,
-            f"the kubelet does not say which container starts with {', '.join(wanted[:4])}: {why} "
-            "(it tries again)",
+            f"the kubelet does not say which container starts with {', '.join(sorted_ids[:4])}: "
+            f"{reason} (it tries again)",
         )
 
-    def _rows(self, *, written: bool) -> list[PodDevices]:
-        if written:
-            return records.from_checkpoint(self._paths)
+    def _listed(self) -> list[PodDevices]:
         return records.from_answer(self._kubelet.list(ASK_KUBELET))
+
+    def _written(self) -> list[PodDevices]:
+        return records.from_checkpoint(self._paths)
 
     def _held(
         self, pool: SharePool, rows: Collection[PodDevices]
     ) -> dict[AllocationKey, Allocation]:
         """The container's allocations of the pool. Raises Rejected."""
-        wanted = [
+        keys = [
             (row.resource, device_id)
             for row in rows
             if row.resource in pool.config.resources
             for device_id in row.ids
         ]
         known = {entry.key: entry for entry in self._ledger.allocations() if entry.gpu is not None}
-        for key in wanted:
+        for key in keys:
             if key not in known:
                 raise Rejected(
                     grpc.StatusCode.UNAVAILABLE,
                     f"{key[1]} of {key[0]} is not in {self._paths.checkpoint}: it is taken over "
                     "from the kubelet within a minute (the kubelet tries again)",
                 )
-        return {key: known[key] for key in wanted}
+        return {key: known[key] for key in keys}
 
     def _choose(
         self,
@@ -128,38 +129,35 @@ class Starter:
     ) -> SharedGPU:
         """The GPU of the container. Raises Rejected.
 
-        At the first start of the container it is the nearest to its HCAs that has room. That may be
-        another one than its pod's init container had, which has ended.
+        At the first start it is the GPU nearest to the container's HCAs that has enough free. It
+        may differ from the GPU of the pod's init container, which has ended.
         """
-        wanted = Share(
+        request = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
             sum(percents(_gpu(entry)) for entry in held.values()),
         )
         free = pool.free(held.keys())
         own = _gpu(next(iter(memory.values()))).bdf
-        if not all(_gpu(entry).group for entry in held.values()):  # some an init container had
+        if not all(_gpu(entry).group for entry in held.values()):  # some ids have not started
             spread = pool.config.placement == "spread"
             costs = self._costs(free, hcas)
-            own = choose(free, wanted, spread=spread, costs=costs) or own
-        if own in free and free[own].holds(wanted):
+            own = choose(free, request, spread=spread, costs=costs) or own
+        if own in free and free[own].holds(request):
             return pool.gpus[own]
-        names = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
+        name = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
         raise _refusal(
-            f"its memory is on {names}, and no GPU has {wanted} free for it: {pool.shown(free)}: "
+            f"its memory is on {name}, and no GPU has {request} free for it: {pool.shown(free)}: "
             "delete the pod, so that it gets another place"
         )
 
     def _hcas(self, rows: Iterable[PodDevices]) -> list[str]:
-        """The addresses of the HCAs of our pools that a container has."""
+        """The addresses of the container's HCAs that podfabric's pools offer."""
         keys = {(row.resource, device_id) for row in rows for device_id in row.ids}
         held = (entry for entry in self._ledger.allocations() if entry.key in keys)
-        return sorted({of.address for entry in held for of in entry.devices if of.address})
+        return sorted({hca.address for entry in held for hca in entry.devices if hca.address})
 
     def _costs(self, gpus: Collection[str], hcas: Sequence[str]) -> dict[str, int]:
-        """How far each GPU is from these HCAs together, in the costs of docs/allocation.md.
-
-        All are equal without HCAs.
-        """
+        """The distance of each GPU from these HCAs, in the costs of docs/allocation.md."""
         if not hcas:
             return {}
         topology = Topology.read(self._paths, {*gpus, *hcas})
@@ -173,7 +171,7 @@ class Starter:
         memory: Mapping[AllocationKey, Allocation],
         rows: Sequence[PodDevices],
     ) -> None:
-        """Write the ledger, then the limits. After a kill between them the kubelet calls again."""
+        """Write the ledger, then the limits. After a kill in between the kubelet calls again."""
         resource = next(iter(memory))[0]
         slot = min(device_id for _, device_id in memory)
         group = group_of(resource, slot)
@@ -192,12 +190,12 @@ class Starter:
         limit = Limit(
             chosen.uuid,
             sum(gpu.memory_bytes for gpu in bound.values()),
-            share / 100 if share else 1.0,  # without time, it is not limited
+            share / 100 if share else 1.0,  # time is limited only if the container has some
         )
         try:
             self._ledger.bind(bound)
             variables = _variables(group, share) if pool.config.mode == "units" else {}
-            self._giver.start(group, chosen.node.minor, limit, variables)
+            self._files.start(group, chosen.node.minor, limit, variables)
         except OSError as error:
             raise Rejected(
                 grpc.StatusCode.INTERNAL,
@@ -208,10 +206,10 @@ class Starter:
 
 
 def _variables(group: str, percents: int) -> Mapping[str, str]:
-    """The variables that Alnair's device plugin gives, for programs that read them.
+    """The variables of Alnair's device plugin, for programs that read them.
 
-    Nothing depends on them here. Those that only Alnair's own library reads are not set, since that
-    is not there: LD_PRELOAD, ALNAIR_SOCKET, ALNAIR_WORKSPACE_PATH.
+    Leaves out LD_PRELOAD, ALNAIR_SOCKET and ALNAIR_WORKSPACE_PATH, which only Alnair's library
+    reads.
 
     Source: CentaurusInfra/alnair, alnair-device-plugin/pkg/devicepluginserver.
     """

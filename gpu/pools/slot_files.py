@@ -1,11 +1,11 @@
-"""CDI files of slots: what a container gets whose GPU is chosen when it starts.
+"""CDI files of slots, for containers whose GPU is chosen when they start.
 
-Allocate answers with the name of a CDI device that stays the same for as long as the container has
-its slot. The file that says what the device is comes at the start, before the runtime looks the
-name up. Each slot has a file of its own, so no change touches the file of another container.
+Allocate answers with the name of a CDI device, which stays the same while the container has its
+slot. The file of the device is written at the container's start, before the runtime reads it. Each
+slot has its own file, so no change touches the file of another container.
 
-A slot that is given again has no file until its new holder starts. A runtime that looks too early
-finds no device then, and the kubelet tries again: it never finds that of an earlier holder.
+A reused slot has no file until its new holder starts. A runtime that reads too early finds no
+device, and the kubelet tries again; it never finds the device of the previous holder.
 
 Source: Container Device Interface, SPEC.md.
 """
@@ -25,13 +25,8 @@ KIND = "podfabric.io/gpu"
 _PREFIX = "podfabric-slot-"
 
 
-def qualified(slot: str) -> str:
-    """The CDI name of a slot in an answer."""
-    return f"{KIND}={slot}"
-
-
 def path(paths: Paths, slot: str) -> Path:
-    """The file of a slot."""
+    """The CDI file of a slot."""
     return paths.cdi / f"{_PREFIX}{slot}.json"
 
 
@@ -42,7 +37,7 @@ def write(
     mounts: Sequence[SharedFile],
     variables: Mapping[str, str],
 ) -> None:
-    """Write the file of a slot if it differs. A reader sees the old or the new. Raises OSError."""
+    """Write the file of a slot if it differs, atomically. Raises OSError."""
     edits: dict[str, Any] = {
         "deviceNodes": cdi.node_edits(nodes),
         "mounts": [
@@ -62,12 +57,12 @@ def write(
 
 
 def remove(paths: Paths, slot: str) -> None:
-    """Remove the file of a slot, if there is one. Raises OSError."""
+    """Remove the file of a slot if it exists. Raises OSError."""
     files.remove(path(paths, slot), durable=False)
 
 
 def remove_others(paths: Paths, slots: Collection[str]) -> None:
-    """Remove the files of all other slots than these. Raises OSError."""
+    """Remove the files of all slots except these. Raises OSError."""
     for file in sorted(paths.cdi.glob(f"{_PREFIX}*.json")):
         if file.name.removeprefix(_PREFIX).removesuffix(".json") not in slots:
             files.remove(file, durable=False)

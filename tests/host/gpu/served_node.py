@@ -20,7 +20,7 @@ from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, Behaviour, Node, gpus
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 
 TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=300 * MIB)
 FIRST, SECOND = (gpu.uuid for gpu in TWO)
@@ -73,7 +73,7 @@ class ServedNode:
             made,
             lambda told: self.report(told),
             limited=None if limited is None else lambda: limited,
-            rooms=PlainRooms(),
+            regions=PlainRegions(),
             sick=lambda uuid, fault: self.sick.append(uuid),
         )
         self.stack.callback(self.service.close)

@@ -62,7 +62,7 @@ def test_of_a_group_that_nobody_holds_the_log_alone_tells(
     with container.client(node.socket("a")) as client:
         assert client.register(0)[0] == layout.STATUS_STRANGER
     assert node.refused() == []
-    assert f"group a: nobody holds it: process {client.pid} was refused" in caplog.text
+    assert f"group a: no container holds it: process {client.pid} was refused" in caplog.text
 
 
 def test_a_process_that_the_agent_cannot_enter_is_told(
@@ -118,4 +118,4 @@ def test_the_next_agent_has_the_limits_of_a_tenant_that_renews_its_lease(node: G
             until(changes, what="share", pause=0.1)
         finally:
             holder.kill()
-    assert node.groups.read("a").in_force.share == 0.1
+    assert node.groups.read("a").entry.share == 0.1

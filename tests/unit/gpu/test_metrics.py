@@ -40,7 +40,7 @@ def tenant(uuid: str = A, minor: int = 0, **more: object) -> TenantSample:
         "tenant": Tenant(group="g", pod=Pod("ns", "pod", "uid"), container="main"),
         "uuid": uuid,
         "minor": minor,
-        "in_force": GpuEntry(uuid=b"", memory_bytes=4 * GIB, context_bytes=0, share=0.5),
+        "entry": GpuEntry(uuid=b"", memory_bytes=4 * GIB, context_bytes=0, share=0.5),
         "use": USE,
         "processes": 2,
         "overhead_bytes": 10,
