@@ -19,7 +19,7 @@ static long long milliseconds(void)
     return (long long)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* How long connect, send and recv may still take; false: no time is left. */
+/* Limit the time of connect, send and recv. False: no time is left. */
 static bool set_patience(int peer, long long left)
 {
     struct timeval patience = {.tv_sec = left / 1000, .tv_usec = left % 1000 * 1000};
@@ -30,7 +30,7 @@ static bool set_patience(int peer, long long left)
            setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0;
 }
 
-/* After a signal: wait on, for what is left of the time. */
+/* Wait again after a signal, for the rest of the time. */
 static bool wait_on(int peer, long long deadline)
 {
     return errno == EINTR && set_patience(peer, deadline - milliseconds());
@@ -70,7 +70,6 @@ int agent_register(uint32_t slot, struct pf_answer *answer)
     return error;
 }
 
-/* Whether someone listens at the agent's socket. */
 bool agent_runs(void)
 {
     int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

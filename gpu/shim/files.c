@@ -1,4 +1,4 @@
-/* Opens the two files of the group, and reads `limits` while the agent may be writing it. */
+/* Opens the two files of the group, and reads `limits` while the agent may write it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +13,7 @@
 const struct pf_limits *limits_file;
 struct pf_region *region;
 
-enum { READS = 200 }; /* of an agent that writes all the time; each writes for microseconds */
+enum { READS = 200 }; /* attempts; a change takes the agent microseconds */
 
 static void *map_file(const char *path, size_t size, bool writable)
 {
@@ -24,7 +24,7 @@ static void *map_file(const char *path, size_t size, bool writable)
         COMPLAIN("%s: %s: no GPU can be used; is podfabric's agent running?", path, strerror(errno));
         return NULL;
     }
-    /* lseek: fstat(2) has another name in old C libraries. */
+    /* lseek, because fstat(2) has another name in old C libraries. */
     off_t actual = lseek(descriptor, 0, SEEK_END);
 
     if (actual != (off_t)size)
@@ -91,5 +91,5 @@ bool files_read_limits(struct limits *copy)
         }
         sched_yield();
     }
-    return false; /* the agent writes, or died while it wrote */
+    return false; /* the agent is writing, or died while it wrote */
 }

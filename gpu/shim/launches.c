@@ -4,11 +4,12 @@
 
 #include "process.h"
 
-/* Count a launch, and wait for its turn. */
-static void begin(struct gate_launch *launch)
+void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
+                   void *what, void *stream)
 {
     struct timespec now;
 
+    *launch = (struct gate_launch){.kind = kind, .what = what, .stream = stream_of(hook, stream)};
     if (!region)
         return;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -18,13 +19,6 @@ static void begin(struct gate_launch *launch)
     launch->limit = &limits_file->gpu;
     launch->gpu = &region->gpu;
     gate_before(launch);
-}
-
-void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
-                   void *what, void *stream)
-{
-    *launch = (struct gate_launch){.kind = kind, .what = what, .stream = stream_of(hook, stream)};
-    begin(launch);
 }
 
 int after_launch(struct gate_launch *launch, int result)

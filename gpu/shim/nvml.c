@@ -1,7 +1,7 @@
 /*
- * What libnvidia-ml.so.1 exports in place of NVIDIA's management library: how much memory of a GPU the
- * group has. nvidia-smi and frameworks that size their memory by it so see what cuMemGetInfo says. All
- * else goes to the real library by itself, and nothing here limits anything: NVML allocates none.
+ * The exports of libnvidia-ml.so.1 that the shim replaces: the memory of a GPU, as the group may use it.
+ * So nvidia-smi and frameworks that size their memory by NVML agree with cuMemGetInfo. All other
+ * functions are the real library's. Nothing is limited here: NVML allocates no memory.
  *
  * Structures as in nvml.h of driver 615 and in nvidia-ml-py 13.615.
  */
