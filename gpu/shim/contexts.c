@@ -106,8 +106,6 @@ int on_context_destroy(const struct hook *hook, PARAMS_handle)
     return result;
 }
 
-/* ---- the primary context: one per process, shared by libraries -------------------------------- */
-
 /* After a call that retains the primary context and counted a context: count it once. */
 static void count_primary(bool retained, void *context)
 {

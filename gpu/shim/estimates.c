@@ -41,8 +41,6 @@ __attribute__((constructor)) static void make_estimates(void)
     estimates = zero_after_fork(SETS * sizeof *estimates);
 }
 
-/* ---- by handle --------------------------------------------------------------------------- */
-
 /* A C++ name begins with its length: _Z27ncclDevKernel_AllReduce… */
 static bool is_nccl(const char *name)
 {
@@ -125,8 +123,6 @@ bool estimate_is_due(const struct estimate *estimate)
     return estimate && LOAD(estimate->ns) == 0 && LOAD(estimate->launches) >= FIRST &&
            LOAD(estimate->timed) > 0;
 }
-
-/* ---- measuring --------------------------------------------------------------------------- */
 
 bool estimate_counts(struct estimate *estimate)
 {

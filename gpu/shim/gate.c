@@ -66,8 +66,6 @@ void sleep_until(uint64_t then);
 void spin_until(uint64_t then);
 #endif
 
-/* ---- the group's account ----------------------------------------------------------------- */
-
 /* The cost of GPU time in `tat`. */
 static uint64_t price(const struct pf_gpu_limit *limit, uint64_t gpu_ns, uint64_t share)
 {
@@ -169,8 +167,6 @@ struct gate_time gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gp
     pay(&before, now > LAG_NS ? now - LAG_NS : 0, now, true);
     return before.time;
 }
-
-/* ---- waiting ----------------------------------------------------------------------------- */
 
 /* Wait until `then`, for at most PIECE_NS. */
 static void wait_for(uint64_t then, uint64_t now)

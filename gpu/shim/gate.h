@@ -63,6 +63,14 @@ static inline void gate_after(struct gate_launch *launch, int result)
         gate_timed(launch, result);
 }
 
+/* launches.c: count a launch, and delay it while the group has used up its share. */
+struct hook;
+void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
+                   void *what, void *stream);
+
+/* Returns the driver's result. */
+int after_launch(struct gate_launch *launch, int result);
+
 /* Call before a context is destroyed, reset or released: its timing events go with it. */
 void gate_forget_events(void);
 

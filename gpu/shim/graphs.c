@@ -4,9 +4,9 @@
  * a launch it counts the possible growth, and after it the driver's figure.
  */
 #include "devices.h"
+#include "gate.h"
 #include "group.h"
 #include "hooks.h"
-#include "launches.h"
 #include "old_glibc.h"
 #include "process.h"
 
@@ -53,8 +53,6 @@ static void forget(enum table_kind kind, const void *graph)
     if (graphs_allocate())
         table_take(kind, (uintptr_t)graph, &entry);
 }
-
-/* ---- the driver's reservation ------------------------------------------------------------------ */
 
 static uint64_t attribute(int which)
 {
@@ -151,8 +149,6 @@ static bool begin(enum table_kind kind, const void *graph, uint64_t *expected)
     return true;
 }
 
-/* ---- nodes and graphs ------------------------------------------------------------------------ */
-
 void note_captured(void *stream, uint64_t bytes)
 {
     int status = 0;
@@ -216,8 +212,6 @@ int on_exec_destroy(const struct hook *hook, PARAMS_handle)
     forget(TABLE_EXEC, handle);
     return REAL(hook, handle)(ARGS_handle);
 }
-
-/* ---- launches -------------------------------------------------------------------------------- */
 
 static int with_memory(const struct hook *hook, void *graph, void *stream, struct gate_launch *launch)
 {

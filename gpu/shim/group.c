@@ -22,8 +22,6 @@ __attribute__((constructor(101))) static void make_process(void)
         say("%s: no GPU can be used; the kernel must be Linux 4.14 or later", strerror(errno));
 }
 
-/* ---- the region's mutex --------------------------------------------------------------------- */
-
 /* While the agent writes, the previous limits stay. */
 static void refresh_limits(void)
 {
@@ -101,114 +99,6 @@ void region_unlock(void)
     STEP("before unlock");
     pthread_mutex_unlock((pthread_mutex_t *)&region->mutex);
 }
-
-/* ---- joining -------------------------------------------------------------------------------- */
-
-static bool open_group(void)
-{
-    if (!files_open())
-        return false;
-    for (int waited = 0; process->limits.sequence == 0 && !files_read_limits(&process->limits); waited++) {
-        /* A change takes microseconds, but the agent may not get a CPU. */
-        if (waited == PF_PATIENCE_MS || !agent_runs()) {
-            COMPLAIN("the agent ended while it wrote " PF_LIMITS_PATH ": no GPU can be used until it "
-                     "runs again");
-            return false;
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    return true;
-}
-
-static const char *reason(int error)
-{
-    switch (-error) {
-    case PF_STATUS_VERSION:
-        return "it speaks another version; start the container again";
-    case PF_STATUS_STRANGER:
-        return "it knows of no GPU of this container";
-    case PF_STATUS_SLOT:
-        return "it has another process in the same slot";
-    case PF_STATUS_BUSY:
-        return "it could not do it now; try again";
-    default:
-        return error > 0 ? strerror(error) : "it answered what this library does not know";
-    }
-}
-
-static bool take_slot(void)
-{
-    if (!region_lock())
-        return false;
-    bool taken = slot_take();
-
-    region_unlock();
-    return taken;
-}
-
-/* Enter the agent's answer into the slot, or free the slot. */
-static bool finish_slot(int error, const struct pf_answer *answer)
-{
-    if (!region_lock())
-        return false;
-    struct pf_slot *slot = &region->slot[process->slot];
-
-    if (slot_is_ours()) {
-        if (error != 0)
-            slot->state = PF_SLOT_FREE;
-        else
-            process->registration = slot->registration = answer->registration;
-    }
-    if (slot_counts()) /* the process was taken for dead, but has memory */
-        slots_recompute();
-    region_unlock();
-    return error == 0;
-}
-
-static bool join(void)
-{
-    struct pf_answer answer = {0};
-
-    if (!open_group())
-        return false;
-    process_identify();
-    if (!take_slot())
-        return false;
-    int error = agent_register(process->slot, &answer);
-
-    if (error != 0)
-        COMPLAIN("the agent does not register this process at " PF_SOCKET_PATH ": %s. No GPU can be "
-                 "used", reason(error));
-    return finish_slot(error, &answer);
-}
-
-bool group_join(void)
-{
-    if (!process)
-        return false;
-    if (atomic_load_explicit(&process->joined, memory_order_acquire) == JOINED)
-        return true;
-    pthread_mutex_lock(&process->join_lock);
-    if (process->joined != JOINED)
-        process->joined = join() ? JOINED : JOIN_FAILED;
-    bool joined = process->joined == JOINED;
-
-    pthread_mutex_unlock(&process->join_lock);
-    return joined;
-}
-
-bool group_look(void)
-{
-    if (!process)
-        return false;
-    pthread_mutex_lock(&process->join_lock);
-    bool open = open_group();
-
-    pthread_mutex_unlock(&process->join_lock);
-    return open;
-}
-
-/* ---- the account ---------------------------------------------------------------------------- */
 
 static void add(uint64_t bytes)
 {
@@ -345,8 +235,6 @@ void group_release_context(void)
     set_context(0);
     region_unlock();
 }
-
-/* ---- what the group is ---------------------------------------------------------------------- */
 
 struct group_usage group_usage(void)
 {

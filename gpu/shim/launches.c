@@ -1,7 +1,8 @@
-#include "launches.h"
+#include "gate.h"
 
 #include <time.h>
 
+#include "hooks.h"
 #include "process.h"
 
 void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,

@@ -6,8 +6,6 @@
 enum { PITCH_ALIGNMENT = 512 }; /* the largest pitch alignment of NVIDIA's GPUs */
 enum { BLOCK = 512, PAGE = 4096 }; /* the units of device memory and managed memory */
 
-/* ---- allocations ---------------------------------------------------------------------------- */
-
 static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
 {
     *entry = (struct entry){.kind = TABLE_POINTER, .bytes = round_up(bytes, block)};
@@ -65,8 +63,6 @@ int on_pitch(const struct hook *hook, PARAMS_pitch)
     return finish_allocation(result, &entry, allocated);
 }
 
-/* ---- frees ---------------------------------------------------------------------------------- */
-
 /* The entry is removed before the call: another thread may get the same address right after it. */
 static int finish_free(int result, bool known, const struct entry *entry)
 {
@@ -97,8 +93,6 @@ int on_free_async(const struct hook *hook, PARAMS_free_async)
 
     return finish_free(REAL(hook, free_async)(ARGS_free_async), known, &entry);
 }
-
-/* ---- the size of the memory ------------------------------------------------------------------- */
 
 static uint64_t smaller(uint64_t left, uint64_t right)
 {

@@ -34,8 +34,6 @@ static int (*get_uuid)(void *device, char *text, unsigned size);
 static int (*get_memory)(void *device, struct nvml_memory *memory);
 static int (*get_memory_v2)(void *device, struct nvml_memory_v2 *memory);
 
-/* ---- which GPU ------------------------------------------------------------------------------ */
-
 static bool is_ours(void *device)
 {
     char text[UUID_BYTES] = "";
@@ -52,8 +50,6 @@ static bool is_ours(void *device)
     }
     return at && group_has_gpu(uuid);
 }
-
-/* ---- memory --------------------------------------------------------------------------------- */
 
 static void limit(uint64_t *total, uint64_t *free, uint64_t *used)
 {
@@ -95,8 +91,6 @@ EXPORTED int nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *mem
         memory->reserved = 0; /* the driver keeps that of the GPU, not of the group's part */
     return result;
 }
-
-/* ---- the real library ----------------------------------------------------------------------- */
 
 __attribute__((constructor)) static void load(void)
 {

@@ -261,8 +261,6 @@ int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
     return allocate(hook, true, ARGS_alloc_pool);
 }
 
-/* ---- pools themselves ----------------------------------------------------------------------- */
-
 NOTING(on_pool_create, pool_create, know_pool(*pool, place_of_location(&properties->location)))
 NOTING(on_pool_of_device, pool_device, know_pool(*pool, place_of_device(device)))
 NOTING(on_pool_of_location, pool_location, know_pool(*pool, place_of_location(location)))

@@ -84,8 +84,7 @@ void pf_step(const char *name) __attribute__((weak));
 #define STEP(NAME) ((void)0)
 #endif
 
-/* files.c */
-bool files_open(void);
+/* join.c. False: the agent is writing, or died while it wrote. */
 bool files_read_limits(struct limits *copy);
 
 /* slots.c: all except process_identify under the region's mutex. */
@@ -95,10 +94,6 @@ bool slots_reap(void);
 bool slot_take(void);
 bool slot_is_ours(void);
 bool slot_counts(void);
-
-/* agent.c. agent_register returns 0, an errno, or a negative enum pf_status. */
-int agent_register(uint32_t slot, struct pf_answer *answer);
-bool agent_runs(void); /* accepts connections */
 
 /* group.c */
 bool region_lock(void);

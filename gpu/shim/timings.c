@@ -94,8 +94,6 @@ static void finish(struct pf_gpu *gpu, struct gate_time time)
     ADD(gpu->paid_finished_ns, time.paid_ns);
 }
 
-/* ---- a launch ---------------------------------------------------------------------------- */
-
 /* Count launches that cannot be timed as finished: otherwise each launch would try again. */
 static void give_up(const struct gate_launch *launch)
 {
@@ -193,8 +191,6 @@ void gate_timed(struct gate_launch *launch, int result)
     end_own_calls(mode);
     launch->start = NULL;
 }
-
-/* ---- launches that are finished ---------------------------------------------------------- */
 
 static void end(struct timing *timing)
 {
