@@ -104,7 +104,7 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
         return None, f"group {group}: its limits are not of {uuid}"
     said, problem = _said(opened, group, files)
     return GroupUse(
-        memory_bytes=files.entry.memory_bytes,
+        memory_bytes=files.limit.memory_bytes,
         compute_share=files.limit.compute_share,
         processes=len({each.host_pid for each in files.processes.values() if each.alive}),
         used_bytes=said.used_bytes if said else None,

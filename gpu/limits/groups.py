@@ -20,10 +20,8 @@ from pathlib import Path
 import msgspec
 
 from base import files, locks
-from gpu.limit_settings import CONTEXT_RESERVE
 from gpu.limits import limits_file, region
 from gpu.limits.limits_file import (
-    GpuEntry,
     GroupError,
     Limit,
     LimitsFile,
@@ -31,7 +29,6 @@ from gpu.limits.limits_file import (
     LimitsLeased,
     Registered,
     bytes_of,
-    limit_of,
 )
 from gpu.limits.region import Region, RegionInvalid
 from gpu.limits.region_tmpfs import RegionTmpfs
@@ -44,7 +41,6 @@ class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a group's files."""
 
     limit: Limit
-    entry: GpuEntry  # the limit and the agent's corrections
     processes: Mapping[int, Registered]  # by slot
     allocation: bytes  # 16 bytes, the same as in `region`
     sequence: int  # of `limits`, when it was read
@@ -126,10 +122,8 @@ class Groups:
             sequence, known = opened.header().sequence, self._known.get(group)
             if known is not None and sequence == known.sequence:
                 return known
-            entry = opened.gpu()
             read = GroupFiles(
-                limit=limit_of(entry),
-                entry=entry,
+                limit=opened.limit(),
                 processes=opened.processes(),
                 allocation=bytes(opened.header().allocation),
                 sequence=sequence,
@@ -149,13 +143,16 @@ class Groups:
         """
         with self._exclusive():
             opened, settled_ns = self._open(group), round(settled * 1e9)
-            opened.write(msgspec.structs.replace(opened.gpu(), kappa=kappa, settled_ns=settled_ns))
+            opened.write(
+                msgspec.structs.replace(opened.limit(), kappa=kappa, settled_ns=settled_ns)
+            )
 
     def settle(self, group: str) -> None:
         """Write the limit again: this completes the change of a killed agent."""
         with self._exclusive():
             opened = self._open(group)
-            self._write(opened, limit_of(opened.gpu()))
+            limit = opened.limit()
+            self._write(opened, Limit(limit.uuid, limit.memory_bytes, limit.compute_share))
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
         """Enter a living process into a slot, with a new registration number."""
@@ -221,7 +218,7 @@ class Groups:
             whole = True
         except RegionInvalid:
             whole = False
-        if whole and opened.gpu().uuid == bytes_of(limit.uuid):
+        if whole and bytes_of(opened.limit().uuid) == bytes_of(limit.uuid):
             self._write(opened, limit)
             return True
         alive = [process.host_pid for process in opened.processes().values() if process.alive]
@@ -235,7 +232,7 @@ class Groups:
     def _replace(self, group: str, limit: Limit) -> None:
         directory = self.root / group
         allocation = os.urandom(16)
-        content = limits_file.content_of(self._entry(limit), allocation)
+        content = limits_file.content_of(limit, allocation)
         # `limits` last: a kill before that leaves no group.
         files.remove(directory / "limits", durable=False)
         self._forget(group)
@@ -244,17 +241,9 @@ class Groups:
 
     def _write(self, opened: LimitsFile, limit: Limit) -> None:
         """Set the limit and keep the corrections of compute shares."""
-        before, entry = opened.gpu(), self._entry(limit)
+        before = opened.limit()
         opened.write(
-            msgspec.structs.replace(entry, kappa=before.kappa, settled_ns=before.settled_ns)
-        )
-
-    def _entry(self, limit: Limit) -> GpuEntry:
-        return GpuEntry(
-            uuid=bytes_of(limit.uuid),
-            memory_bytes=limit.memory_bytes,
-            context_bytes=CONTEXT_RESERVE,
-            share=limit.compute_share,
+            msgspec.structs.replace(limit, kappa=before.kappa, settled_ns=before.settled_ns)
         )
 
     def _open(self, group: str) -> LimitsFile:

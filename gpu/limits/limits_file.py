@@ -11,7 +11,6 @@ import struct
 import uuid as uuids
 from collections.abc import Mapping
 from ctypes import sizeof
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -42,22 +41,13 @@ class GroupError(Exception):
     """Limits cannot be set. The text names the group and the remedy."""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """The limit of a group on its GPU."""
+class Limit(msgspec.Struct, frozen=True):
+    """The limit of a group on its GPU, and the parameters of its compute share."""
 
     uuid: str  # "GPU-…"
     memory_bytes: int  # of all its processes together
     compute_share: float  # of the GPU's time, in (0, 1]
-
-
-class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A group's entry for its GPU: its limit, and the parameters of its compute share."""
-
-    uuid: bytes  # 16 bytes
-    memory_bytes: int
-    context_bytes: int  # charged for a context until it is measured
-    share: float  # of the GPU's time, in (0, 1]
+    context_bytes: int = CONTEXT_RESERVE  # charged for a context until it is measured
     kappa: float = 1.0  # factor of estimated costs
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
@@ -125,14 +115,13 @@ class LimitsFile:
         """The header. While its sequence number stays the same and even, the content does too."""
         return layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
 
-    def gpu(self) -> GpuEntry:
-        """The group's entry for its GPU."""
+    def limit(self) -> Limit:
         gpu = layout.PfGpuLimit.from_buffer_copy(self._read(layout.GPU_AT, _GPU))
-        return GpuEntry(
-            uuid=bytes(gpu.uuid),
-            memory_bytes=gpu.memory_bytes,
+        return Limit(
+            f"GPU-{uuids.UUID(bytes=bytes(gpu.uuid))}",
+            gpu.memory_bytes,
+            gpu.share / SHARES,
             context_bytes=gpu.context_bytes,
-            share=gpu.share / SHARES,
             kappa=gpu.kappa / KAPPA,
             burst_ns=gpu.burst_ns,
             most_debt_ns=gpu.most_debt_ns,
@@ -156,13 +145,13 @@ class LimitsFile:
         return registered if registered.registration else None
 
     def write(
-        self, gpu: GpuEntry | None = None, processes: Mapping[int, Registered] | None = None
+        self, limit: Limit | None = None, processes: Mapping[int, Registered] | None = None
     ) -> None:
-        """Change the group's entry and the entries of some slots, all at once.
+        """Change the limit and the entries of some slots, all at once.
 
         Writes nothing if the content is the same: after each change all processes read the file.
         """
-        changes = [(layout.GPU_AT, _gpu(gpu))] if gpu is not None else []
+        changes = [(layout.GPU_AT, _gpu(limit))] if limit is not None else []
         for slot, process in (processes or {}).items():
             changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
         (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
@@ -197,23 +186,23 @@ class LimitsFile:
 _ENTRY = struct.Struct("<QQIIQ")  # struct pf_process; faster than ctypes
 
 
-def content_of(gpu: GpuEntry, allocation: bytes) -> bytes:
+def content_of(limit: Limit, allocation: bytes) -> bytes:
     """The content of a new file. `allocation` has 16 bytes, as in `region`."""
     header = layout.PfLimitsHeader()
     header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
     header.size, header.sequence = layout.LIMITS_SIZE, 2
     header.allocation[:] = allocation
-    return (bytes(header) + _gpu(gpu)).ljust(layout.LIMITS_SIZE, b"\0")
+    return (bytes(header) + _gpu(limit)).ljust(layout.LIMITS_SIZE, b"\0")
 
 
-def _gpu(gpu: GpuEntry) -> bytes:
+def _gpu(limit: Limit) -> bytes:
     entry = layout.PfGpuLimit()
-    entry.uuid[:] = gpu.uuid
-    entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
-    entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
-    entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
-    entry.settled_ns = min(2**63 - 1, max(-(2**63), gpu.settled_ns))
-    entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
+    entry.uuid[:] = bytes_of(limit.uuid)
+    entry.memory_bytes, entry.context_bytes = limit.memory_bytes, limit.context_bytes
+    entry.burst_ns, entry.most_debt_ns = limit.burst_ns, limit.most_debt_ns
+    entry.share = min(SHARES, max(1, round(limit.compute_share * SHARES)))
+    entry.settled_ns = min(2**63 - 1, max(-(2**63), limit.settled_ns))
+    entry.kappa = min(2**32 - 1, max(1, round(limit.kappa * KAPPA)))
     return bytes(entry)
 
 
@@ -259,8 +248,3 @@ def check_limit(group: str, limit: Limit) -> None:
             f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0, "
             "and 1 at most"
         )
-
-
-def limit_of(entry: GpuEntry) -> Limit:
-    """The limit in an entry."""
-    return Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)

@@ -168,12 +168,12 @@ class Starter:
         pool: SharePool,
         chosen: SharedGPU,
         held: Mapping[AllocationKey, Allocation],
-        memory: Mapping[AllocationKey, Allocation],
+        of_memory: Mapping[AllocationKey, Allocation],
         rows: Sequence[PodDevices],
     ) -> None:
         """Write the ledger, then the limits. After a kill in between the kubelet calls again."""
-        resource = next(iter(memory))[0]
-        slot = min(device_id for _, device_id in memory)
+        resource = next(iter(of_memory))[0]
+        slot = min(device_id for _, device_id in of_memory)
         group = group_of(resource, slot)
         self._holders.starts(group, rows)
         bound = {
@@ -187,11 +187,9 @@ class Starter:
             for key, entry in held.items()
         }
         share = sum(percents(gpu) for gpu in bound.values())
-        limit = Limit(
-            chosen.uuid,
-            sum(gpu.memory_bytes for gpu in bound.values()),
-            share / 100 if share else 1.0,  # time is limited only if the container has some
-        )
+        memory = sum(gpu.memory_bytes for gpu in bound.values())
+        # Time is limited only if the container has some.
+        limit = Limit(chosen.uuid, memory, (share or WHOLE) / WHOLE)
         try:
             self._ledger.bind(bound)
             variables = _variables(group, share) if pool.config.mode == "units" else {}
@@ -202,7 +200,7 @@ class Starter:
                 f"cannot write what the container has: {error.filename}: {error.strerror}: check "
                 "the disk and its free space (the kubelet tries again)",
             ) from None
-        _log.info("%s: starts on %s with %s", group, chosen.address, limit)
+        _log.info("%s: starts on %s with %s", group, chosen.address, Share(memory, share or WHOLE))
 
 
 def _variables(group: str, percents: int) -> Mapping[str, str]:

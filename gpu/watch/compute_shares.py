@@ -139,11 +139,11 @@ class ShareController:
         used: UsedTime,
         measured: Mapping[str, float],
     ) -> None:
-        entry = files.entry
+        limit = files.limit
         before = GroupShare(
-            share=entry.share,
-            kappa=entry.kappa,
-            settled=entry.settled_ns / 1e9,
+            share=limit.compute_share,
+            kappa=limit.kappa,
+            settled=limit.settled_ns / _NS,
             account=account,
         )
         reported = None

@@ -88,7 +88,7 @@ class Enforcement:
                 tenant=sample.tenant,
                 uuid=sample.uuid,
                 device_bytes=sample.device_bytes or 0,
-                limit_bytes=sample.entry.memory_bytes,
+                limit_bytes=sample.limit.memory_bytes,
                 action=self._action,
                 killed=killed,
             )

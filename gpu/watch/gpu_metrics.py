@@ -26,14 +26,14 @@ def _use(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float 
 
 
 _GAUGES: Rows = [
-    ("memory_limit_bytes", "Memory that it may use.", lambda of: of.entry.memory_bytes),
+    ("memory_limit_bytes", "Memory that it may use.", lambda of: of.limit.memory_bytes),
     ("memory_overhead_bytes", "Measured contexts and modules.", lambda of: of.overhead_bytes),
     ("memory_device_bytes", "Memory used, as the driver says.", lambda of: of.device_bytes),
     ("memory_overuse_bytes", "Above its limit and what is tolerated.", lambda of: of.overuse_bytes),
     (
         "compute_share_ratio",
         "Part of the GPU's time given to it.",
-        lambda of: of.entry.share,
+        lambda of: of.limit.compute_share,
     ),
     ("compute_utilization_ratio", "Part of the GPU's time used.", lambda of: of.utilization),
     ("processes", "Processes that use CUDA.", lambda of: of.processes),
@@ -124,11 +124,11 @@ def _of_gpus(sample: NodeSample) -> Sequence[Metric]:
     )
     for gpu in sample.gpus:
         labels = gpu.uuid, str(gpu.minor)
-        own = [tenant.entry for tenant in sample.tenants if tenant.uuid == gpu.uuid]
+        own = [tenant.limit for tenant in sample.tenants if tenant.uuid == gpu.uuid]
         capacity.add_metric(labels, gpu.capacity_bytes)
-        memory = (min(entry.memory_bytes, gpu.capacity_bytes) for entry in own)
+        memory = (min(limit.memory_bytes, gpu.capacity_bytes) for limit in own)
         allocated.add_metric(labels, sum(memory))
-        share.add_metric(labels, sum(entry.share for entry in own))
+        share.add_metric(labels, sum(limit.compute_share for limit in own))
         tenants.add_metric(labels, len(own))
         unaccounted.add_metric(labels, sum(gpu.unaccounted.values()))
     return capacity, allocated, share, tenants, unaccounted

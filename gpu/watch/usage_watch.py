@@ -15,7 +15,7 @@ import msgspec
 from base.problems import Problems
 from gpu.driver.nvml import Nvml, NvmlError
 from gpu.limits.groups import GroupFiles, Groups
-from gpu.limits.limits_file import GpuEntry, GroupError
+from gpu.limits.limits_file import GroupError, Limit
 from gpu.limits.living_processes import LivingProcesses
 from gpu.limits.region import Region, RegionInvalid, RegionUse, SlotUse
 from gpu.limits.tenants import Tenant, Tenants
@@ -35,7 +35,7 @@ class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
     tenant: Tenant
     uuid: str  # of the GPU
     minor: int | None  # N of /dev/nvidiaN
-    entry: GpuEntry
+    limit: Limit
     use: RegionUse | None  # `None`: the tenant has damaged its region
     processes: int  # registered, living ones
     overhead_bytes: int  # measured contexts and modules
@@ -217,12 +217,12 @@ class Watch:
                 tenant=tenants[group],
                 uuid=uuid,
                 minor=minors.get(uuid),
-                entry=known.entry,
+                limit=known.limit,
                 use=regions[group].use,
                 processes=len({process.host_pid for process in alive}),
                 overhead_bytes=sum(process.overhead_bytes or 0 for process in alive),
                 device_bytes=device if reported else None,
-                overuse_bytes=overuse(device, known.entry.memory_bytes) if reported else None,
+                overuse_bytes=overuse(device, known.limit.memory_bytes) if reported else None,
                 utilization=utilization.get((group, uuid), 0.0) if reported else None,
             )
 

@@ -118,4 +118,4 @@ def test_the_next_agent_has_the_limits_of_a_tenant_that_renews_its_lease(node: G
             until(changes, what="share", pause=0.1)
         finally:
             holder.kill()
-    assert node.groups.read("a").entry.share == 0.1
+    assert node.groups.read("a").limit.compute_share == 0.1

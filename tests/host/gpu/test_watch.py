@@ -81,7 +81,7 @@ def test_what_the_driver_says_of_processes_is_their_containers(
     assert of(sample, "a").device_bytes == 3 * GIB + 2 * CONTEXT
     assert of(sample, "c").device_bytes == 0
     assert of(sample, "b").device_bytes == 3 * GIB + CONTEXT
-    assert [of(sample, "a").entry.share, of(sample, "a").minor] == [0.5, 0]
+    assert [of(sample, "a").limit.compute_share, of(sample, "a").minor] == [0.5, 0]
     assert [gpu.capacity_bytes for gpu in sample.gpus] == [16 * GIB - 600 * MIB] * 2
     assert [gpu.unaccounted for gpu in sample.gpus] == [{}, {}]
 

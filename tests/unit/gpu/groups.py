@@ -6,7 +6,7 @@ from pathlib import Path
 
 from base import files
 from gpu.limits.groups import GroupFiles, Groups
-from gpu.limits.limits_file import GpuEntry, GroupError, Limit
+from gpu.limits.limits_file import GroupError, Limit
 from gpu.limits.region_tmpfs import RegionTmpfs
 
 
@@ -47,8 +47,7 @@ class FileGroups(Groups):
             limit = Limit(*json.loads((self.root / group / "limits").read_text()))
         except FileNotFoundError:
             raise GroupError(group) from None
-        entry = GpuEntry(uuid=b"", memory_bytes=0, context_bytes=0, share=1.0)
-        return GroupFiles(limit=limit, entry=entry, processes={}, allocation=b"", sequence=2)
+        return GroupFiles(limit=limit, processes={}, allocation=b"", sequence=2)
 
     def remove(self, group: str) -> None:
         self.gone.append(group)

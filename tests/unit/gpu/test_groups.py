@@ -29,7 +29,7 @@ def groups(tmp_path: Path) -> Groups:
 
 
 def memory(groups: Groups, group: str = "g") -> int:
-    return groups.read(group).entry.memory_bytes
+    return groups.read(group).limit.memory_bytes
 
 
 def sequence(path: Path) -> int:

@@ -59,13 +59,13 @@ def _controller(groups: Groups, clock: Clock) -> Control:
 
 def _in_force(groups: Groups, group: str) -> tuple[float, float]:
     """The share and kappa that the gates see."""
-    entry = groups.read(group).entry
-    return round(entry.share, 4), round(entry.kappa, 3)
+    entry = groups.read(group).limit
+    return round(entry.compute_share, 4), round(entry.kappa, 3)
 
 
 def _settled(groups: Groups, group: str) -> float:
     """What the gates see of what the group owes, seconds of GPU time."""
-    return round(groups.read(group).entry.settled_ns / NS, 3)
+    return round(groups.read(group).limit.settled_ns / NS, 3)
 
 
 def _says(groups: Groups, group: str, **fields: int) -> None:
