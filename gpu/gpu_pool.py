@@ -14,8 +14,6 @@ RESERVE = 256 << 20  # bytes of each GPU that no container gets
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of a GPU that is a resource of its own."""
-
     resource: str  # "podfabric.io/gpu-10g-25"
     memory: int  # bytes
     compute: int  # percent of the GPU's time, from 1 to 100

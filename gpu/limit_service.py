@@ -93,7 +93,6 @@ class GpuService(StepThread):
         super().start()
 
     def faults(self) -> Mapping[str, str]:
-        """The faults of unhealthy GPUs, by UUID."""
         return self._health.faults
 
     def prepare(self) -> None:
@@ -122,7 +121,6 @@ class GpuService(StepThread):
         super().close()  # does not wait long: the driver may hang
 
     def families(self) -> "Sequence[Metric]":
-        """The metrics of the last sample."""
         from gpu.watch import gpu_metrics
 
         return gpu_metrics.families(

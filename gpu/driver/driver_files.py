@@ -64,8 +64,6 @@ class DriverLibrary(msgspec.Struct, frozen=True):
 
 
 class InstalledDriver(msgspec.Struct, frozen=True):
-    """The driver below a root."""
-
     libraries: tuple[DriverLibrary, ...]
     tool: str  # nvidia-smi; "" if there is none
 

@@ -36,8 +36,6 @@ MemorySource = Callable[[], Mapping[str, GpuMemory]]
 
 
 class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU of this node."""
-
     gpu: GPU
     minor: int  # N in /dev/nvidiaN
     fault: str | None = None  # why no container can get it now
@@ -81,41 +79,40 @@ class GpuInventory:
     def look(self, held: Iterable[GPU] = ()) -> list[NodeGPU]:
         """The GPUs, sorted by minor number. Containers hold the GPUs in `held`."""
         with self._lock:
-            return self._look(held)
+            present = {gpu.address: gpu for gpu in self._gpus.read()}
+            self._learn()
+            sick = self._sick()
+            listed: dict[str, NodeGPU] = {}
+            for address, gpu in present.items():
+                if gpu.minor is None:
+                    continue
+                fault = gpu_device_files.fault(self._paths, gpu.minor)
+                if fault is None:
+                    self._ready.add(address)
+                fault = fault or sick.get(gpu.uuid)
+                listed[address] = NodeGPU(
+                    gpu=gpu, minor=gpu.minor, fault=fault, memory=self._memory.get(gpu.uuid)
+                )
+            of_holders = {gpu.address: gpu for gpu in held}
+            self._ready &= {*present, *of_holders}
+            kept = [
+                node for address, node in listed.items() if address in self._ready | {*of_holders}
+            ]
+            kept += [
+                NodeGPU(
+                    gpu=gpu,
+                    minor=gpu.minor,
+                    fault=f"{address} is not on this node now",
+                    memory=self._memory.get(gpu.uuid),
+                )
+                for address, gpu in of_holders.items()
+                if address not in listed and gpu.minor is not None
+            ]
+            return sorted(kept, key=lambda node: node.minor)
 
     def was_ready(self, gpu: GPU) -> bool:
         """Whether a `look` found the GPU healthy."""
         return gpu.address in self._ready
-
-    def _look(self, held: Iterable[GPU]) -> list[NodeGPU]:
-        present = {gpu.address: gpu for gpu in self._gpus.read()}
-        self._learn()
-        sick = self._sick()
-        listed: dict[str, NodeGPU] = {}
-        for address, gpu in present.items():
-            if gpu.minor is None:
-                continue
-            fault = gpu_device_files.fault(self._paths, gpu.minor)
-            if fault is None:
-                self._ready.add(address)
-            fault = fault or sick.get(gpu.uuid)
-            listed[address] = NodeGPU(
-                gpu=gpu, minor=gpu.minor, fault=fault, memory=self._memory.get(gpu.uuid)
-            )
-        of_holders = {gpu.address: gpu for gpu in held}
-        self._ready &= {*present, *of_holders}
-        kept = [node for address, node in listed.items() if address in self._ready | {*of_holders}]
-        kept += [
-            NodeGPU(
-                gpu=gpu,
-                minor=gpu.minor,
-                fault=f"{address} is not on this node now",
-                memory=self._memory.get(gpu.uuid),
-            )
-            for address, gpu in of_holders.items()
-            if address not in listed and gpu.minor is not None
-        ]
-        return sorted(kept, key=lambda node: node.minor)
 
     def _learn(self) -> None:
         """Read the memory sizes. They stay known while the driver is reloaded."""

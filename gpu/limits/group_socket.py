@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpu.limits import processes
@@ -19,15 +20,13 @@ _SO_PEERPIDFD = 77  # asm-generic/socket.h; Linux 6.5
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class GroupSocket:
-    """The socket of a group, and the number of clients that it may have."""
-
-    def __init__(self, group: str, opened: socket.socket) -> None:
-        self.group = group
-        self.socket = opened
-        self.accepting = False
-        self.clients = 0
-        self.budget = BURST
+    group: str
+    socket: socket.socket
+    accepting: bool = False
+    clients: int = 0
+    budget: float = BURST  # clients that it may accept now
 
 
 class Registrant:

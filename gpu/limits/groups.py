@@ -21,15 +21,7 @@ import msgspec
 
 from base import files, locks
 from gpu.limits import limits_file, region
-from gpu.limits.limits_file import (
-    GroupError,
-    Limit,
-    LimitsFile,
-    LimitsInvalid,
-    LimitsLeased,
-    Registered,
-    bytes_of,
-)
+from gpu.limits.limits_file import GroupError, Limit, LimitsFile, LimitsInvalid, Registered
 from gpu.limits.region import Region, RegionInvalid
 from gpu.limits.region_tmpfs import RegionTmpfs
 
@@ -108,7 +100,6 @@ class Groups:
             return self._regions.obstacle(self.root)
 
     def names(self) -> list[str]:
-        """The names of the groups, sorted."""
         with suppress(FileNotFoundError):
             root = str(self.root)  # a Path costs more, and this runs each half second
             found = os.listdir(root)  # noqa: PTH208
@@ -116,7 +107,6 @@ class Groups:
         return []
 
     def read(self, group: str) -> GroupFiles:
-        """The present content of a group's files."""
         with self._thread_lock:
             opened = self._open(group)
             sequence, known = opened.header().sequence, self._known.get(group)
@@ -218,7 +208,7 @@ class Groups:
             whole = True
         except RegionInvalid:
             whole = False
-        if whole and bytes_of(opened.limit().uuid) == bytes_of(limit.uuid):
+        if whole and limits_file.bytes_of(opened.limit().uuid) == limits_file.bytes_of(limit.uuid):
             self._write(opened, limit)
             return True
         alive = [process.host_pid for process in opened.processes().values() if process.alive]
@@ -256,7 +246,7 @@ class Groups:
         try:
             self._opened[group] = LimitsFile(path)
         except LimitsInvalid as error:
-            if isinstance(error, LimitsLeased) and group not in self._opening:
+            if isinstance(error, limits_file.LimitsLeased) and group not in self._opening:
                 self._opening.add(group)
                 threading.Thread(target=self._outlast, args=(group, path), daemon=True).start()
             raise GroupError(f"group {group}: {error}") from None

@@ -5,20 +5,19 @@ import select
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from gpu.limits import processes
 
 REMEMBERED = 3.0  # seconds after a process' end: the driver reports its use late
 
 
+@dataclass(eq=False)
 class LivingProcess:
-    """A registered process, until it ends."""
-
-    def __init__(self, pidfd: int, pid: int, start_time: int) -> None:
-        self.pidfd = pidfd
-        self.pid = pid
-        self.start_time = start_time
-        self.slots: dict[tuple[str, int], int] = {}  # registrations by group and slot
+    pidfd: int
+    pid: int
+    start_time: int
+    slots: dict[tuple[str, int], int] = field(default_factory=dict)  # registrations
 
 
 class LivingProcesses:
@@ -134,7 +133,6 @@ class LivingProcesses:
         os.close(process.pidfd)
 
     def close(self) -> None:
-        """Drop all processes."""
         with self._lock:
             for pidfd in self._by_pidfd:
                 os.close(pidfd)

@@ -13,7 +13,6 @@ import select
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -22,15 +21,7 @@ from base.problems import Seldom
 from gpu.limits import group_socket, layout, processes, refusals
 from gpu.limits.group_socket import BURST, GroupSocket, Registrant
 from gpu.limits.groups import Groups
-from gpu.limits.layout import (
-    STATUS_BUSY,
-    STATUS_OK,
-    STATUS_SLOT,
-    STATUS_STRANGER,
-    STATUS_VERSION,
-    PfAnswer,
-    PfRequest,
-)
+from gpu.limits.layout import PfAnswer, PfRequest
 from gpu.limits.limits_file import GroupError, LimitsInvalid
 from gpu.limits.living_processes import LivingProcesses
 from gpu.limits.refusals import Refusals
@@ -47,10 +38,10 @@ _REQUEST = 8  # bytes
 
 _log = logging.getLogger(__name__)
 _REFUSED = {
-    STATUS_VERSION: refusals.VERSION,
-    STATUS_STRANGER: refusals.STRANGER,
-    STATUS_SLOT: refusals.SLOT,
-    STATUS_BUSY: refusals.BUSY,
+    layout.STATUS_VERSION: refusals.VERSION,
+    layout.STATUS_STRANGER: refusals.STRANGER,
+    layout.STATUS_SLOT: refusals.SLOT,
+    layout.STATUS_BUSY: refusals.BUSY,
 }
 
 
@@ -62,7 +53,6 @@ class Registrar(StepThread):
         self._groups = groups
         self._tenants = tenants
         self._refusals = refused or Refusals()
-        self.answered: Counter[int] = Counter()  # by status
         self._lock = threading.RLock()  # guards the following
         self._listeners: dict[int, GroupSocket] = {}  # by descriptor
         self._clients: dict[int, Registrant] = {}
@@ -104,7 +94,6 @@ class Registrar(StepThread):
         os.close(self._end)
 
     def _listen(self, group: str) -> None:
-        """Open the socket of a group unless it is open. Raises OSError."""
         with self._lock:
             if self._ended.is_set() or self._serves(group):
                 return
@@ -113,7 +102,6 @@ class Registrar(StepThread):
             self._accept_if_possible(listener)
 
     def _forget(self, group: str) -> None:
-        """Close the socket of a group that was removed."""
         with self._lock:
             for descriptor, listener in list(self._listeners.items()):
                 if listener.group == group:
@@ -148,7 +136,6 @@ class Registrar(StepThread):
             self._groups.mark_dead(group, dead)
 
     def wake(self) -> None:
-        """End the current step."""
         os.eventfd_write(self._end, 1)
 
     def step(self) -> float:
@@ -233,13 +220,12 @@ class Registrar(StepThread):
         peer = group_socket.peer(client.socket)
         answer = self._registered(client.listener.group, request, *peer) if peer else None
         if answer is not None:
-            self.answered[answer.status] += 1
             with suppress(OSError):  # the client has gone
                 client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _registered(self, group: str, request: PfRequest, pid: int, pidfd: int) -> PfAnswer | None:
         """Enter a process in its slot and watch it. Takes the pidfd."""
-        status, detail = STATUS_BUSY, ""
+        status, detail = layout.STATUS_BUSY, ""
         tenant: Tenant | None = None
         try:
             tenant = self._tenants.of(pid)
@@ -247,17 +233,17 @@ class Registrar(StepThread):
             if began is None or processes.has_ended(pidfd):
                 return None
             if request.version != layout.VERSION:
-                status = STATUS_VERSION
+                status = layout.STATUS_VERSION
             elif tenant is None or tenant.group != group:
-                status = STATUS_STRANGER
+                status = layout.STATUS_STRANGER
             elif request.slot >= layout.SLOTS or self._is_taken(group, request.slot, pid, began):
-                status = STATUS_SLOT
+                status = layout.STATUS_SLOT
             else:
                 made = self._groups.register(group, request.slot, pid, began)
                 registration = made.registration
                 self.living.watch(pidfd, pid, began, group, request.slot, registration)
                 pidfd = -1
-                return PfAnswer(STATUS_OK, pid, registration)
+                return PfAnswer(layout.STATUS_OK, pid, registration)
         except (GroupError, LimitsInvalid, OSError) as error:
             detail = f": {error}"
         finally:

@@ -32,8 +32,6 @@ _FIRST = ("memory", "devices", "pids", "name=systemd", "")  # hierarchies; "" is
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container of a pod."""
-
     pod_uid: str  # with dashes; 32 digits for a static pod
     id: str  # 64 hexadecimal digits
 
@@ -96,7 +94,6 @@ def has_ended(pidfd: int) -> bool:
 
 
 def ended(pidfds: Iterable[int]) -> set[int]:
-    """The pidfds whose processes have ended."""
     poll = select.poll()
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)

@@ -55,8 +55,6 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The allocation of one process as it reports it."""
-
     registration: int
     data_bytes: int
 
@@ -101,7 +99,6 @@ class Region:
         return RegionUse(**use)
 
     def slots(self, indices: Iterable[int]) -> dict[int, SlotUse]:
-        """The used slots among these indices."""
         slots = {}
         for index in indices:
             content = self._read(layout.SLOT_AT + index * _SLOT, _SLOT)

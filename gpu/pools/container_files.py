@@ -1,27 +1,38 @@
 """The files and device nodes that a container with a share of a GPU gets when it starts.
 
-Allocate answers with the name of a CDI device; `ContainerFiles.start` writes the device
-(`slot_files`). The CDI device and the group have the name of the container's slot, its first id.
+Allocate answers with the name of a CDI device. The name, which is also the name of the group, stays
+the same while the container has its slot, its first id. The CDI file is written at the start of the
+container, before the runtime reads it. No change touches the file of another container.
+
+A reused slot has no file until its new holder starts. A runtime that reads too early finds no
+device, and the kubelet tries again; it never finds the device of the previous holder.
+
+Source: Container Device Interface, SPEC.md.
 """
 
 import errno
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
+from base import files
 from base.paths import Paths
+from deviceplugin.allocate import cdi
 from deviceplugin.kubelet.plugin_server import Rejected
 from gpu.driver import gpu_device_files
 from gpu.driver.driver_files import SharedFile
 from gpu.limits.limits_file import GroupError, Limit
-from gpu.pools import slot_files
 from gpu.pools.limit_backend import ALONE, GpuParts
+from host.device_nodes import DeviceNode
 from host.errors import HostError
 from host.selinux import READ, WRITE, ContainerLabels
 
+KIND = "podfabric.io/gpu"
+_PREFIX = "podfabric-slot-"
 _LONGEST = 200  # bytes of a group's name, which is part of a file's name
 
 INSIDE = "/run/podfabric/gpu"
@@ -65,7 +76,7 @@ class ContainerFiles:
             SharedFile(str(directory / "agent"), f"{INSIDE}/agent"),
             *shared,
         )
-        slot_files.write(self._paths, group, nodes, mounts, {**VOID, **variables})
+        write_device(self._paths, group, nodes, mounts, {**VOID, **variables})
 
     def uuid(self, group: str) -> str:
         """The GPU of a container that has started; "" if it is unknown."""
@@ -75,13 +86,18 @@ class ContainerFiles:
             return ""
 
     def remove(self, group: str) -> None:
-        """Remove the files of a container that has ended. Raises OSError."""
-        slot_files.remove(self._paths, group)
+        files.remove(self._paths.cdi / f"{_PREFIX}{group}.json", durable=False)
         if self.parts.groups is not None:
             try:
                 self.parts.groups.remove(group)
             except GroupError as error:
                 raise OSError(errno.EBUSY, str(error), group) from None
+
+    def remove_others(self, groups: Collection[str]) -> None:
+        """Remove the CDI files of all groups except these. Raises OSError."""
+        for file in sorted(self._paths.cdi.glob(f"{_PREFIX}*.json")):
+            if file.name.removeprefix(_PREFIX).removesuffix(".json") not in groups:
+                files.remove(file, durable=False)
 
     def _label(self, directory: Path) -> None:
         """Set SELinux labels that let containers use podfabric's own files."""
@@ -90,6 +106,33 @@ class ContainerFiles:
         # A new socket in `agent` inherits the directory's label.
         for path in (directory / "region", directory / "agent", *(directory / "agent").iterdir()):
             self._labels.set(path, WRITE)
+
+
+def write_device(
+    paths: Paths,
+    group: str,
+    nodes: Sequence[DeviceNode],
+    mounts: Sequence[SharedFile],
+    variables: Mapping[str, str],
+) -> None:
+    """Write the CDI file of a group if it differs, atomically. Raises OSError."""
+    edits: dict[str, Any] = {
+        "deviceNodes": cdi.node_edits(nodes),
+        "mounts": [
+            {
+                "hostPath": mount.host,
+                "containerPath": mount.container,
+                "options": [
+                    "ro" if mount.read_only else "rw",
+                    *("nosuid", "nodev", "rbind", "rprivate"),
+                ],
+            }
+            for mount in mounts
+        ],
+        "env": [f"{name}={value}" for name, value in sorted(variables.items())],
+    }
+    device = {"name": group, "containerEdits": edits}
+    cdi.put(paths.cdi / f"{_PREFIX}{group}.json", KIND, [device])
 
 
 def group_of(resource: str, slot: str) -> str:

@@ -26,14 +26,12 @@ def check(resource: str, ids: Sequence[str], known: Mapping[str, NodeGPU]) -> No
 
 
 def refusal(resource: str, subject: str, reason: str) -> Rejected:
-    """The error of a refused Allocate."""
     return Rejected(
         grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate {subject} of {resource}: {reason}"
     )
 
 
 def unwritten(error: OSError) -> Rejected:
-    """The error of an Allocate that cannot be written to disk."""
     return Rejected(
         grpc.StatusCode.INTERNAL,
         f"cannot write the allocation: {error.filename}: {error.strerror}: check the disk and its "

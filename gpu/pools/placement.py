@@ -26,7 +26,6 @@ class Share(msgspec.Struct, frozen=True):
         return Share(self.memory - other.memory, self.compute - other.compute)
 
     def holds(self, other: "Share") -> bool:
-        """Whether the other share fits into this one."""
         return other.memory <= self.memory and other.compute <= self.compute
 
     def count(self, other: "Share") -> int:

@@ -16,7 +16,6 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool_config import DevicePluginConfig
 from gpu.driver.gpu_inventory import NOT_KEPT, GpuInventory, LimitedGPU, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
-from gpu.pools import slot_files
 from gpu.pools.container_files import ContainerFiles, group_of
 from gpu.pools.holders import Holders
 from gpu.pools.limit_backend import GpuParts
@@ -63,30 +62,23 @@ class GpuPools:
         self._expected: frozenset[str] = frozenset()
         self._began = time.monotonic()
         self._problems = Problems(_log)
-        self._replicas: dict[str, ReplicaService] = {}
+        self._replicas: dict[str, ReplicaService] = {}  # by resource
         self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
-        self._shares: dict[str, ShareService] = {}
+        self.shares: dict[str, ShareService] = {}  # by resource
         self._groups = self._live_groups()
         self._adopted = False  # until then the ledger may lack running containers
         self._recorded: frozenset[str] = frozenset()  # groups by the kubelet's records
 
     @property
     def services(self) -> Mapping[str, GpuService]:
-        """The resources that are offered now."""
-        return {**self._replicas, **self._shares}
-
-    @property
-    def shares(self) -> Mapping[str, ShareService]:
-        """The resources whose ids are shares of GPUs."""
-        return self._shares
+        """The services by resource; `shares` has those whose ids are shares of GPUs."""
+        return {**self._replicas, **self.shares}
 
     @property
     def limited(self) -> Sequence[LimitedGPU]:
-        """The GPUs of which containers get shares."""
         return tuple(self._limited.values())
 
     def use(self, parts: GpuParts) -> None:
-        """Replace the functions of the agent."""
         self._files.parts = parts
 
     def differs(self) -> bool:
@@ -101,7 +93,6 @@ class GpuPools:
         )
 
     def look(self, config: DevicePluginConfig) -> set[str]:
-        """Update every resource. Returns those whose lists have changed."""
         configs = config.gpus
         self._files.leaving = config.leaving
         if configs != self._configs:
@@ -117,10 +108,7 @@ class GpuPools:
         self._log_changes(gpus)
         changed: set[str] = set()
         for pool, mine in by_pool(self._configs, gpus):
-            if pool.mode == "replicas":
-                changed |= self._update_replicas(pool, mine)
-            else:
-                changed |= self._update_shares(pool, mine)
+            changed |= self._update(pool, mine)
         return changed
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
@@ -131,7 +119,7 @@ class GpuPools:
         self._recorded = frozenset(
             group_of(row.resource, min(row.ids))
             for row in rows
-            if row.ids and row.resource in self._shares
+            if row.ids and row.resource in self.shares
         )
         groups = self._files.parts.groups
         if not self._adopted and groups is not None:
@@ -176,27 +164,30 @@ class GpuPools:
             config.resources: self._pools.get(config.resources) or SharePool(self._ledger)
             for config in shared
         }
-        before = self._shares
-        self._shares = {}
+        before, self.shares = self.shares, {}
         for config in shared:
             pool = self._pools[config.resources]
             for kind in kinds(config):
                 old = before.get(kind.resource)
                 if old is None or old.kind != kind or old.pool is not pool:
                     old = ShareService(pool, kind, self._files, self._starter, self._allocated)
-                self._shares[kind.resource] = old
+                self.shares[kind.resource] = old
 
-    def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
-        service = self._replicas[config.resource]
-        changed = service.update(config, gpus, self._expected)
-        self._problems.tell(config.resource, service.problem if gpus else NOTHING)
-        return {config.resource} if changed else set()
-
-    def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
-        pool = self._pools[config.resources]
-        pool.update(config, gpus)
-        self._problems.tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
-        return {name for name in config.resources if self._shares[name].update(self._expected)}
+    def _update(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
+        """Update the resources of a pool. Returns those whose lists have changed."""
+        if config.mode == "replicas":
+            service = self._replicas[config.resource]
+            changed = {config.resource} if service.update(config, gpus, self._expected) else set()
+            problem = service.problem
+        else:
+            pool = self._pools[config.resources]
+            pool.update(config, gpus)
+            problem = pool.problem
+            changed = {
+                name for name in config.resources if self.shares[name].update(self._expected)
+            }
+        self._problems.tell(", ".join(config.resources), problem if gpus else NOTHING)
+        return changed
 
     def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
         """GPUs that were not ready since the plugin's recent start, or whose limits wait.
@@ -230,7 +221,7 @@ class GpuPools:
             # A container whose GPU is missing cannot be adopted, but may still run.
             live = self._live_groups() | self._recorded
             try:
-                slot_files.remove_others(self._paths, live)
+                self._files.remove_others(live)
             except OSError as error:
                 _log.warning("%s: cannot be removed: %s", error.filename, error.strerror)
             gone, self._groups = self._groups - live, live

@@ -32,8 +32,6 @@ _log = logging.getLogger(__name__)
 
 
 class Starter:
-    """Handles the start of a container."""
-
     def __init__(
         self,
         paths: Paths,
@@ -53,15 +51,19 @@ class Starter:
         rows = self._container(resource, ids)
         with self._ledger.allocating:
             held = self._held(pool, rows)
-            _check_one_slot(pool, held)
-            memory = {key: entry for key, entry in held.items() if _gpu(entry).memory_bytes}
-            if not memory:
+            resources = sorted({resource for resource, _ in held})
+            if pool.config.mode == "slices" and len(resources) > 1:
+                raise _refusal(
+                    f"a container can have slices of one shape, and this one asks for "
+                    f"{' and '.join(resources)}: ask for one of them"
+                )
+            first = min((key for key in held if _gpu(held[key]).memory_bytes), default=None)
+            if first is None:
                 raise _refusal(
                     f"{rows[0].container} asks for {resource} alone, which is time of a GPU: ask "
                     f"for {pool.config.memory_resource} too"
                 )
-            chosen = self._choose(pool, held, memory, self._hcas(rows))
-            self._write(pool, chosen, held, memory, rows)
+            self._write(pool, self._choose(pool, held, first, rows), held, first, rows)
 
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
         """All rows of the container that has exactly these ids of the resource.
@@ -124,8 +126,8 @@ class Starter:
         self,
         pool: SharePool,
         held: Mapping[AllocationKey, Allocation],
-        memory: Mapping[AllocationKey, Allocation],
-        hcas: Sequence[str],
+        first: AllocationKey,
+        rows: Iterable[PodDevices],
     ) -> SharedGPU:
         """The GPU of the container. Raises Rejected.
 
@@ -137,10 +139,10 @@ class Starter:
             sum(percents(_gpu(entry)) for entry in held.values()),
         )
         free = pool.free(held.keys())
-        own = _gpu(next(iter(memory.values()))).bdf
+        own = _gpu(held[first]).bdf
         if not all(_gpu(entry).group for entry in held.values()):  # some ids have not started
             spread = pool.config.placement == "spread"
-            costs = self._costs(free, hcas)
+            costs = self._costs(free, rows)
             own = choose(free, request, spread=spread, costs=costs) or own
         if own in free and free[own].holds(request):
             return pool.gpus[own]
@@ -150,14 +152,11 @@ class Starter:
             "delete the pod, so that it gets another place"
         )
 
-    def _hcas(self, rows: Iterable[PodDevices]) -> list[str]:
-        """The addresses of the container's HCAs that podfabric's pools offer."""
+    def _costs(self, gpus: Collection[str], rows: Iterable[PodDevices]) -> dict[str, int]:
+        """The distance of each GPU from the container's HCAs (docs/allocation.md)."""
         keys = {(row.resource, device_id) for row in rows for device_id in row.ids}
         held = (entry for entry in self._ledger.allocations() if entry.key in keys)
-        return sorted({hca.address for entry in held for hca in entry.devices if hca.address})
-
-    def _costs(self, gpus: Collection[str], hcas: Sequence[str]) -> dict[str, int]:
-        """The distance of each GPU from these HCAs, in the costs of docs/allocation.md."""
+        hcas = sorted({hca.address for entry in held for hca in entry.devices if hca.address})
         if not hcas:
             return {}
         topology = Topology.read(self._paths, {*gpus, *hcas})
@@ -168,13 +167,11 @@ class Starter:
         pool: SharePool,
         chosen: SharedGPU,
         held: Mapping[AllocationKey, Allocation],
-        of_memory: Mapping[AllocationKey, Allocation],
+        first: AllocationKey,
         rows: Sequence[PodDevices],
     ) -> None:
         """Write the ledger, then the limits. After a kill in between the kubelet calls again."""
-        resource = next(iter(of_memory))[0]
-        slot = min(device_id for _, device_id in of_memory)
-        group = group_of(resource, slot)
+        group = group_of(*first)
         self._holders.starts(group, rows)
         bound = {
             key: replace(
@@ -213,15 +210,6 @@ def _variables(group: str, percents: int) -> Mapping[str, str]:
     """
     time = {"ALNAIR_VGPU_COMPUTE_PERCENTILE": str(min(percents, WHOLE))} if percents else {}
     return {"ALNAIR_ID": group, **time}
-
-
-def _check_one_slot(pool: SharePool, held: Collection[AllocationKey]) -> None:
-    resources = sorted({resource for resource, _ in held})
-    if pool.config.mode == "slices" and len(resources) > 1:
-        raise _refusal(
-            f"a container can have slices of one shape, and this one asks for "
-            f"{' and '.join(resources)}: ask for one of them"
-        )
 
 
 def _gpu(entry: Allocation) -> AllocatedGPU:

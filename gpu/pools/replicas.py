@@ -19,12 +19,10 @@ from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
 from gpu.driver import gpu_device_files
-from gpu.driver.driver_files import SharedFile
 from gpu.driver.gpu_inventory import NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools import ids as gpu_ids
 from gpu.pools.ids import adopted, numa
-from host.device_nodes import DeviceNode
 from host.errors import HostError
 
 _log = logging.getLogger(__name__)
@@ -103,7 +101,20 @@ class ReplicaService(ServedPool):
             raise gpu_ids.unwritten(error) from None
         self._allocated()
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
-        return _answer(nodes, self._config.driver_mount)
+        return v1beta1_pb2.ContainerAllocateResponse(
+            devices=[
+                v1beta1_pb2.DeviceSpec(
+                    container_path=node.path, host_path=node.host, permissions="rw"
+                )
+                for node in nodes
+            ],
+            mounts=[
+                v1beta1_pb2.Mount(
+                    container_path=mount.container, host_path=mount.host, read_only=True
+                )
+                for mount in filter(None, [self._config.driver_mount])
+            ],
+        )
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
         """Record containers that only the kubelet has records of. Raises OSError."""
@@ -111,21 +122,6 @@ class ReplicaService(ServedPool):
         missing = [name for name in adopted(self._ledger, self.name, rows) if name in gpus]
         if missing:
             self._ledger.adopt(self.name, {name: _recorded(gpus[name]) for name in missing})
-
-
-def _answer(
-    nodes: Sequence[DeviceNode], driver: SharedFile | None
-) -> v1beta1_pb2.ContainerAllocateResponse:
-    return v1beta1_pb2.ContainerAllocateResponse(
-        devices=[
-            v1beta1_pb2.DeviceSpec(container_path=node.path, host_path=node.host, permissions="rw")
-            for node in nodes
-        ],
-        mounts=[
-            v1beta1_pb2.Mount(container_path=mount.container, host_path=mount.host, read_only=True)
-            for mount in filter(None, [driver])
-        ],
-    )
 
 
 def _recorded(gpu: NodeGPU) -> AllocatedGPU:

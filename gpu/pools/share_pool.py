@@ -20,8 +20,6 @@ _SHORT = len("GPU-12345678")
 
 
 class SharedGPU(msgspec.Struct, frozen=True):
-    """A GPU of a pool of shares."""
-
     node: NodeGPU
     capacity: Share
     short: str  # the start of its UUID, unique in the pool
@@ -49,7 +47,6 @@ class IdKind(msgspec.Struct, frozen=True):
 
 
 def kinds(config: GpuPoolConfig) -> tuple[IdKind, ...]:
-    """The resources of a pool of mode slices or units."""
     if config.mode == "slices":
         return tuple(
             IdKind(shape.resource, Share(shape.memory, shape.compute), _text(shape))
@@ -73,8 +70,6 @@ def by_pool(
 
 
 class SharePool:
-    """A pool of mode slices or units."""
-
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.config = GpuPoolConfig()
@@ -134,7 +129,6 @@ class SharePool:
         }
 
     def shown(self, free: Mapping[str, Share]) -> str:
-        """The free share of each GPU as a text."""
         texts = [f"{self.gpus[address].node.name} has {share}" for address, share in free.items()]
         texts += [
             f"{gpu.node.name} is unhealthy: {gpu.node.fault}"

@@ -20,8 +20,7 @@ from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.records import PodDevices
 from gpu.limit_settings import CONTEXT_RESERVE
 from gpu.pools import ids as gpu_ids
-from gpu.pools import slot_files
-from gpu.pools.container_files import ContainerFiles, group_of
+from gpu.pools.container_files import KIND, ContainerFiles, group_of
 from gpu.pools.ids import adopted, numa, refusal
 from gpu.pools.placement import Share, choose
 from gpu.pools.pre_start import Starter
@@ -103,7 +102,7 @@ class ShareService(ServedPool):
                 raise gpu_ids.unwritten(error) from None
         self._allocated()
         _log.info("%s: %s allocated", self.name, ", ".join(ordered))
-        names = [f"{slot_files.KIND}={group}"] if group else []
+        names = [f"{KIND}={group}"] if group else []
         return v1beta1_pb2.ContainerAllocateResponse(
             cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in names]
         )

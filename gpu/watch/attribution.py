@@ -14,8 +14,6 @@ PidBytes = Mapping[int, int]
 
 
 class Attribution:
-    """Finds the groups of processes."""
-
     def __init__(self, tenants: Tenants, living: LivingProcesses) -> None:
         self._tenants = tenants
         self._living = living

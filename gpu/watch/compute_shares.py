@@ -18,7 +18,7 @@ from gpu.limits.limits_file import GroupError
 from gpu.limits.region import RegionInvalid, RegionUse
 from gpu.watch import time_account
 from gpu.watch.sampled_time import ROUNDING, UsedTime
-from gpu.watch.time_account import LaunchTimes, TimeAccount, after_tick
+from gpu.watch.time_account import LaunchTimes, TimeAccount
 
 TICK = 0.5  # seconds from one correction to the next
 
@@ -74,28 +74,23 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
     A group with an unreadable region has paid nothing since then: the tenant damaged it. A group
     that never paid is not corrected: no gate sees its launches.
     """
-    account = group.account
+    account, settled, kappa = group.account, group.settled, group.kappa
     times = usage.times or (account.points[-1].times if account is not None else None)
     if group.share >= 1 or usage.used is None or usage.at is None or times is None:
-        # No gate delays its launches, or the observations are incomplete.
-        group = msgspec.structs.replace(group, account=None)
+        account = None  # no gate delays its launches, or the observations are incomplete
     elif account is None or times.launched == 0:
-        account = time_account.begun(times, group.settled, usage.at)
-        group = msgspec.structs.replace(group, account=account)
+        account = time_account.begun(times, settled, usage.at)
     else:
-        after = after_tick(
+        account, settled, kappa = time_account.after_tick(
             account,
             usage.used,
             times,
             usage.at,
-            settled=group.settled,
-            kappa=group.kappa,
+            settled=settled,
+            kappa=kappa,
             longest=usage.longest_kernel,
         )
-        group = msgspec.structs.replace(
-            group, kappa=after.kappa, settled=after.settled, account=after.account
-        )
-    return group
+    return GroupShare(share=group.share, kappa=kappa, settled=settled, account=account)
 
 
 class ShareController:

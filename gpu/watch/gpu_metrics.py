@@ -28,13 +28,9 @@ def _use(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float 
 _GAUGES: Rows = [
     ("memory_limit_bytes", "Memory that it may use.", lambda of: of.limit.memory_bytes),
     ("memory_overhead_bytes", "Measured contexts and modules.", lambda of: of.overhead_bytes),
-    ("memory_device_bytes", "Memory used, as the driver says.", lambda of: of.device_bytes),
-    ("memory_overuse_bytes", "Above its limit and what is tolerated.", lambda of: of.overuse_bytes),
-    (
-        "compute_share_ratio",
-        "Part of the GPU's time given to it.",
-        lambda of: of.limit.compute_share,
-    ),
+    ("memory_device_bytes", "Memory used, as the driver reports it.", lambda of: of.device_bytes),
+    ("memory_overuse_bytes", "Above its limit and the tolerance.", lambda of: of.overuse_bytes),
+    ("compute_share_ratio", "Its share of the GPU's time.", lambda of: of.limit.compute_share),
     ("compute_utilization_ratio", "Part of the GPU's time used.", lambda of: of.utilization),
     ("processes", "Processes that use CUDA.", lambda of: of.processes),
     ("memory_used_bytes", "Memory that counts as used.", _use(lambda use: use.used_bytes)),
@@ -83,12 +79,11 @@ def families(
         "Processes that were killed because the container used more than it may.",
         lambda of: kills.get(of.tenant.group, 0),
     )
-    up = GaugeMetricFamily(
-        "podfabric_gpu_nvml_up",
-        "Whether the driver tells about every GPU.",
-        value=int(sample.nvml_up),
+    text = "Whether the driver reports every GPU."
+    up = GaugeMetricFamily("podfabric_gpu_nvml_up", text, value=int(sample.nvml_up))
+    withheld = _of_gpu(
+        "withheld", "Whether the node withholds the GPU since it cannot enforce limits."
     )
-    withheld = _of_gpu("withheld", "Whether the GPU is not given, since its limits cannot be kept.")
     for limit in limited:
         withheld.add_metric((limit.uuid, str(limit.minor)), int(limit.obstacle is not None))
     gauges = _of_tenants(GaugeMetricFamily, [*_GAUGES, launched], sample.tenants)
@@ -106,8 +101,8 @@ def _of_tenants(
         for tenant in tenants:
             pod, number = tenant.tenant.pod, value(tenant)
             if number is not None:
-                name = tenant.tenant.container
-                labels = pod.namespace, pod.name, name, tenant.uuid, str(tenant.minor)
+                container, gpu = tenant.tenant.container, (tenant.uuid, str(tenant.minor))
+                labels = pod.namespace, pod.name, container, *gpu
                 family.add_metric(labels, number)
         yield family
 
@@ -115,19 +110,15 @@ def _of_tenants(
 def _of_gpus(sample: NodeSample) -> Sequence[Metric]:
     capacity = _of_gpu("capacity_bytes", "Memory of the GPU that programs can use.")
     allocated = _of_gpu("allocated_bytes", "Memory that containers may use together.")
-    share = _of_gpu(
-        "allocated_share_ratio", "Parts of the GPU's time that containers were given, together."
-    )
-    tenants = _of_gpu("tenants", "Containers that hold a part of the GPU.")
-    unaccounted = _of_gpu(
-        "unaccounted_bytes", "Memory that processes use which hold no part of the GPU."
-    )
+    share = _of_gpu("allocated_share_ratio", "The sum of the containers' shares of the GPU's time.")
+    tenants = _of_gpu("tenants", "Containers that hold a share of the GPU.")
+    unaccounted = _of_gpu("unaccounted_bytes", "Memory that processes without a share use.")
     for gpu in sample.gpus:
         labels = gpu.uuid, str(gpu.minor)
         own = [tenant.limit for tenant in sample.tenants if tenant.uuid == gpu.uuid]
         capacity.add_metric(labels, gpu.capacity_bytes)
-        memory = (min(limit.memory_bytes, gpu.capacity_bytes) for limit in own)
-        allocated.add_metric(labels, sum(memory))
+        memory = sum(min(limit.memory_bytes, gpu.capacity_bytes) for limit in own)
+        allocated.add_metric(labels, memory)
         share.add_metric(labels, sum(limit.compute_share for limit in own))
         tenants.add_metric(labels, len(own))
         unaccounted.add_metric(labels, sum(gpu.unaccounted.values()))

@@ -35,8 +35,6 @@ class UsedTime(msgspec.Struct, frozen=True):
 
 
 class SampledTime:
-    """Adds up the samples of one GPU."""
-
     def __init__(self) -> None:
         self.since_us = 0  # the newest sample by the driver's clock
         self.variance = 0.0  # of the last answer, in seconds², of any processes together

@@ -52,25 +52,14 @@ class Point(msgspec.Struct, frozen=True):
 
     @property
     def unfinished(self) -> float:
-        """Estimated GPU time of unfinished launches."""
         return self.times.launched - self.times.finished
 
 
 class TimeAccount(msgspec.Struct, frozen=True):
-    """The use and the launches of a group."""
-
     points: tuple[Point, ...]  # after the last ticks, the oldest first
     fitted: UsedTime = UsedTime()  # `used` after the last tick in which it was within its bounds
     lost: float = 0.0  # estimates of launches that never finish
     lost_paid: float = 0.0  # payments for them
-
-
-class Settlement(msgspec.Struct, frozen=True):
-    """The result of a tick."""
-
-    account: TimeAccount
-    settled: float  # GPU time that the group must pay in addition to its launches, in all
-    kappa: float
 
 
 def begun(times: LaunchTimes, settled: float, at: float) -> TimeAccount:
@@ -87,11 +76,14 @@ def after_tick(
     settled: float,
     kappa: float,
     longest: float,
-) -> Settlement:
-    """Settle a tick in which the group used `used`. `longest` estimates its longest kernel."""
+) -> tuple[TimeAccount, float, float]:
+    """Settle a tick in which the group used `used`. `longest` estimates its longest kernel.
+
+    Returns the account, the GPU time settled in all, and kappa.
+    """
     last = account.points[-1]
     if at - last.at > LONGEST_TICK:
-        return Settlement(begun(times, settled, at), settled, kappa)
+        return begun(times, settled, at), settled, kappa
     lost, lost_paid = _lost(account, used, times)
     times = msgspec.structs.replace(
         times, finished=times.finished + lost, paid_finished=times.paid_finished + lost_paid
@@ -112,7 +104,7 @@ def after_tick(
     found = _kappa(points, kappa, longest)
     if abs(found / kappa - 1) < SMALL_CHANGE:
         found = kappa
-    return Settlement(TimeAccount(points, fitted, lost, lost_paid), settled, found)
+    return TimeAccount(points, fitted, lost, lost_paid), settled, found
 
 
 def _doubt(first: UsedTime, last: UsedTime) -> float:

@@ -54,8 +54,6 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the node."""
-
     at: float = 0.0  # time.monotonic()
     nvml_up: bool = False  # the driver reported every GPU
     problem: str = ""  # the reason if `nvml_up` is false
