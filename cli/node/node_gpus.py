@@ -15,8 +15,7 @@ from gpu.gpu_pool import GpuPoolConfig
 from gpu.limits.groups import GroupFiles, Groups
 from gpu.limits.limits_file import GroupError
 from gpu.limits.region import RegionInvalid, RegionUse
-from gpu.pools.placement import Share
-from gpu.pools.share_pool import allocated, by_pool, kinds, shared_gpus
+from gpu.pools.share_pool import Share, allocated, by_pool, kinds, shared_gpus
 from host.sysfs.gpus import GPU
 
 NOT_SELECTED = "no pool selects it (`devices`)"

@@ -22,8 +22,7 @@ from deviceplugin.ledger import Ledger
 from gpu.limits.limits_file import Limit
 from gpu.pools.container_files import ContainerFiles, group_of
 from gpu.pools.holders import Holders
-from gpu.pools.placement import WHOLE, Share, choose
-from gpu.pools.share_pool import SharedGPU, SharePool, percents
+from gpu.pools.share_pool import WHOLE, Share, SharedGPU, SharePool, choose, percents
 from host.sysfs.topology import Topology
 
 ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits

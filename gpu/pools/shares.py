@@ -22,9 +22,8 @@ from gpu.limit_settings import CONTEXT_RESERVE
 from gpu.pools import ids as gpu_ids
 from gpu.pools.container_files import KIND, ContainerFiles, group_of
 from gpu.pools.ids import adopted, numa, refusal
-from gpu.pools.placement import Share, choose
 from gpu.pools.pre_start import Starter
-from gpu.pools.share_pool import IdKind, SharedGPU, SharePool, healthy_ids
+from gpu.pools.share_pool import IdKind, Share, SharedGPU, SharePool, choose, healthy_ids
 
 _log = logging.getLogger(__name__)
 

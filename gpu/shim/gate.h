@@ -56,20 +56,18 @@ static inline void gate_before(struct gate_launch *launch)
         gate_admit(launch);
 }
 
-/* Finish the launch after the driver's answer. A failed launch did not begin, so it is not timed. */
-static inline void gate_after(struct gate_launch *launch, int result)
+/* Finish the launch after the driver's result, which is returned. A failed launch is not timed. */
+static inline int gate_after(struct gate_launch *launch, int result)
 {
     if (__builtin_expect(launch->start != NULL, 0))
         gate_timed(launch, result);
+    return result;
 }
 
 /* launches.c: count a launch, and delay it while the group has used up its share. */
 struct hook;
 void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
                    void *what, void *stream);
-
-/* Returns the driver's result. */
-int after_launch(struct gate_launch *launch, int result);
 
 /* Call before a context is destroyed, reset or released: its timing events go with it. */
 void gate_forget_events(void);

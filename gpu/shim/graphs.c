@@ -248,7 +248,7 @@ int on_graph_launch(const struct hook *hook, PARAMS_graph)
     struct gate_launch launch;
 
     before_launch(&launch, hook, GATE_GRAPH, graph, stream);
-    return after_launch(&launch, with_memory(hook, graph, stream, &launch));
+    return gate_after(&launch, with_memory(hook, graph, stream, &launch));
 }
 
 int on_graph_trim(const struct hook *hook, PARAMS_device)

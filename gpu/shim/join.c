@@ -52,24 +52,17 @@ static bool right_version(const char *path, uint64_t magic, uint64_t expected, u
     return false;
 }
 
-static bool open_limits(void)
-{
-    if (limits_file)
-        return true;
-    const struct pf_limits *limits = map_file(PF_LIMITS_PATH, sizeof *limits, false);
-
-    if (!limits || !right_version(PF_LIMITS_PATH, limits->magic, PF_LIMITS_MAGIC, limits->version))
-        return false;
-    limits_file = limits;
-    return true;
-}
-
 static bool files_open(void)
 {
     if (region)
         return true;
-    if (!open_limits())
-        return false;
+    if (!limits_file) {
+        const struct pf_limits *limits = map_file(PF_LIMITS_PATH, sizeof *limits, false);
+
+        if (!limits || !right_version(PF_LIMITS_PATH, limits->magic, PF_LIMITS_MAGIC, limits->version))
+            return false;
+        limits_file = limits;
+    }
     struct pf_region *found = map_file(PF_REGION_PATH, sizeof *found, true);
 
     if (!found || !right_version(PF_REGION_PATH, found->magic, PF_REGION_MAGIC, found->version))
@@ -204,16 +197,6 @@ static const char *reason(int error)
     }
 }
 
-static bool take_slot(void)
-{
-    if (!region_lock())
-        return false;
-    bool taken = slot_take();
-
-    region_unlock();
-    return taken;
-}
-
 /* Enter the agent's answer into the slot, or free the slot. */
 static bool finish_slot(int error, const struct pf_answer *answer)
 {
@@ -240,7 +223,12 @@ static bool join(void)
     if (!open_group())
         return false;
     process_identify();
-    if (!take_slot())
+    if (!region_lock())
+        return false;
+    bool taken = slot_take();
+
+    region_unlock();
+    if (!taken)
         return false;
     int error = agent_register(process->slot, &answer);
 

@@ -22,16 +22,10 @@ void before_launch(struct gate_launch *launch, const struct hook *hook, enum gat
     gate_before(launch);
 }
 
-int after_launch(struct gate_launch *launch, int result)
-{
-    gate_after(launch, result);
-    return result;
-}
-
 #define LAUNCH(ABI, WHAT, STREAM)                                    \
     struct gate_launch launch;                                       \
     before_launch(&launch, hook, GATE_KERNEL, WHAT, STREAM);         \
-    return after_launch(&launch, REAL(hook, ABI)(ARGS_##ABI))
+    return gate_after(&launch, REAL(hook, ABI)(ARGS_##ABI))
 
 int on_kernel(const struct hook *hook, PARAMS_kernel)
 {

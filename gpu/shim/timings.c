@@ -230,11 +230,6 @@ static bool lock(void)
     return __atomic_exchange_n(&timings->lock, 1, __ATOMIC_ACQUIRE) == 0;
 }
 
-static void unlock(void)
-{
-    __atomic_store_n(&timings->lock, 0, __ATOMIC_RELEASE);
-}
-
 void timings_update(uint64_t now)
 {
     if (!timings || LOAD(timings->running) == 0 || now < LOAD(timings->looks_at) || !lock())
@@ -246,7 +241,7 @@ void timings_update(uint64_t now)
             look_at(&timings->timing[i]);
     end_own_calls(mode);
     STORE(timings->looks_at, now + LOOK_EVERY);
-    unlock();
+    __atomic_store_n(&timings->lock, 0, __ATOMIC_RELEASE);
 }
 
 void gate_forget_events(void)
@@ -261,7 +256,7 @@ void gate_forget_events(void)
         if (claim(&timings->timing[i]))
             end(&timings->timing[i]);
     end_own_calls(mode);
-    unlock();
+    __atomic_store_n(&timings->lock, 0, __ATOMIC_RELEASE);
 }
 
 bool timings_unfinished(uint64_t now)
