@@ -16,8 +16,8 @@ from base.paths import Paths
 if TYPE_CHECKING:
     from deviceplugin.pools.pool_config import DevicePluginConfig
     from gpu.driver.gpu_inventory import LimitedGPU
+    from gpu.gpu_pool import GpuLimitSettings
     from gpu.limit_service import GpuService
-    from gpu.limit_settings import GpuLimitSettings
     from gpu.limits.tenants import Tenant
     from gpu.pools.limit_backend import GpuParts
 

@@ -41,7 +41,7 @@ from base.pod import Pod
 from agent.observe.http import Endpoint
 from agent.observe.metrics import Metrics
 from gpu.limit_service import GpuService
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings
 from gpu.limits.tenants import Tenant
 from tests.unit.gpu.groups import PlainRegions
 directory, uids = Path(sys.argv[1]), json.loads(sys.argv[2])

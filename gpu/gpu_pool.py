@@ -1,5 +1,6 @@
-"""The configuration of a pool of GPUs. `gpu_pool_keys` reads it."""
+"""The configuration of GPU pools and of limits. `gpu_pool_keys` reads it."""
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,9 @@ from host.sysfs.gpus import GPU
 GpuMode = Literal["replicas", "slices", "units"]
 Placement = Literal["spread", "pack"]
 
+Action = Literal["report", "kill"]  # for a group that uses more memory than its limit
+
+CONTEXT_RESERVE = 400 << 20  # bytes charged for a CUDA context until it is measured
 RESERVE = 256 << 20  # bytes of each GPU that no container gets
 
 
@@ -47,3 +51,10 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     def selects(self, gpu: GPU) -> bool:
         """Whether `devices` has the GPU or is empty."""
         return not self.devices or gpu.address in self.devices or gpu.uuid in self.devices
+
+
+class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part `gpuLimits` of config.yaml (docs/gpu-limits.md)."""
+
+    driver_root: Path = Path("/")  # the host's directory where NVIDIA's driver is installed
+    on_overuse: Action = "report"

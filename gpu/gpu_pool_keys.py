@@ -11,8 +11,15 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.kubelet import extended_resources
 from gpu.driver.driver_files import SharedFile
-from gpu.gpu_pool import GpuMode, GpuPoolConfig, Placement, Shape
-from gpu.limit_settings import CONTEXT_RESERVE, Action, GpuLimitSettings
+from gpu.gpu_pool import (
+    CONTEXT_RESERVE,
+    Action,
+    GpuLimitSettings,
+    GpuMode,
+    GpuPoolConfig,
+    Placement,
+    Shape,
+)
 from host.sysfs import gpus, pci
 
 SMALLEST = 256 << 20  # bytes; smaller units would make more ids than a kubelet accepts

@@ -14,10 +14,9 @@ from gpu.driver import nvml
 from gpu.driver.gpu_health import GpuHealth
 from gpu.driver.gpu_inventory import GpuMemory, LimitedGPU
 from gpu.driver.nvml import Nvml, NvmlError
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings
 from gpu.limits.groups import Groups
-from gpu.limits.process_registration import Registrar
-from gpu.limits.refusals import Refusal, Refusals
+from gpu.limits.process_registration import Refusal, Refusals, Registrar
 from gpu.limits.region_tmpfs import RegionTmpfs
 from gpu.limits.shims import Shims
 from gpu.limits.tenants import Tenant, Tenants
@@ -39,9 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class GpuService(StepThread):
-    """Limits and health of GPUs on this node.
-
-    `groups` and `shims` can be used before `start`.
+    """Limits and health of GPUs on this node. `groups` and `shims` can be used before `start`.
 
     Args:
         paths: the node's files; the groups are below `run`.

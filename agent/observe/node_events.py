@@ -17,7 +17,7 @@ from base import decoding
 from base.loop import StepThread
 
 if TYPE_CHECKING:
-    from gpu.limits.refusals import Refusal
+    from gpu.limits.process_registration import Refusal
     from gpu.watch.enforcement import OverUse
     from kube.client import ClusterApi
     from kube.events import PendingEvents
@@ -62,7 +62,7 @@ class AgentEvents(StepThread):
         """
 
         def write(events: "PendingEvents") -> None:
-            from gpu.limits.refusals import Refusal
+            from gpu.limits.process_registration import Refusal
 
             container = f"container {told.tenant.container} " if told.tenant.container else ""
             if isinstance(told, Refusal):

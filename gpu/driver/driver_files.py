@@ -1,11 +1,8 @@
 """The files of NVIDIA's driver on a node, and the mounts of them and of the shims in a container.
 
-Each shim is mounted over the driver's library under all of its names, so every program that finds
-the driver finds the shim. The driver's own file is mounted under another name, in a directory that
-the loader does not search; the shim links to that name (docs/gpu-limits.md).
-
-The image may be of any distribution, so libraries are mounted into the directories of both Debian
-and Red Hat. So no hook has to make links or the loader's cache.
+Each shim is mounted over all names of the driver's library. The driver's own file is mounted under
+another name, outside of the loader's directories; the shim links to that name (docs/gpu-limits.md).
+Libraries are mounted into the directories of both Debian and Red Hat, for any image.
 
 Sources: ld.so(8); nvc_info.c of libnvidia-container for the names of libraries.
 """

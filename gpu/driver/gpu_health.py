@@ -1,9 +1,8 @@
 """The health of GPUs by NVML: errors that only a reset of the GPU ends.
 
-A GPU is unhealthy while the driver counts uncorrectable memory errors since the last reset, asks
-for a reset, or has lost the GPU. It is also unhealthy after a critical Xid event. The driver keeps
-no list of Xids, so that fault lasts until the GPU shows signs of a reset: a counter of errors that
-went down, the end of the driver's request for a reset, or a GPU or driver that was absent.
+docs/gpus.md lists the faults. The driver keeps no list of Xids. So a fault by an Xid lasts until
+the GPU shows signs of a reset: a counter of errors that went down, the end of the driver's request
+for a reset, or a GPU or driver that was absent.
 
 Sources: nvml.h; NVIDIA's "Xid Errors"; the Xids that NVIDIA's k8s-device-plugin skips.
 """

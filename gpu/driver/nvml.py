@@ -1,8 +1,7 @@
 """NVML, the driver's library: memory and time that processes use of each GPU, and its health.
 
-Adds types and one exception to nvidia-ml-py. `open_driver` loads both libraries, so a node without
-GPUs saves the 17 MB of nvidia-ml-py. A call may block for long if a GPU has a fault: no other work
-may wait for it.
+`open_driver` loads NVML and nvidia-ml-py, so a node without GPUs saves the 17 MB of nvidia-ml-py. A
+call may block for long if a GPU has a fault: no other work may wait for it.
 
 Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 """
@@ -111,10 +110,9 @@ class Nvml:
         return GpuMemory(total=memory.total, reserved=memory.reserved)
 
     def processes(self, uuid: str) -> dict[int, int]:
-        """Bytes that each process uses on the GPU, by its pid in this process' pid namespace.
+        """Bytes that each process uses on the GPU, by pid in this pid namespace; 0: unknown.
 
         A process that computes and draws is in two of the driver's lists, with its total in each.
-        The size is 0 if the driver cannot report it.
         """
         used: dict[int, int] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):

@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu.limits import processes
@@ -29,14 +29,14 @@ class GroupSocket:
     budget: float = BURST  # clients that it may accept now
 
 
+@dataclass(eq=False)
 class Registrant:
-    """A connection whose request has not come yet."""
+    """A client that has sent no request yet."""
 
-    def __init__(self, listener: GroupSocket, peer: socket.socket) -> None:
-        self.listener = listener
-        self.socket = peer
-        self.deadline = time.monotonic() + PATIENCE
-        self.awaited = False  # epoll watches for its request
+    listener: GroupSocket
+    socket: socket.socket
+    deadline: float = field(default_factory=lambda: time.monotonic() + PATIENCE)
+    awaited: bool = False  # epoll watches for its request
 
 
 def peer(connection: socket.socket) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from base import files
-from gpu.limit_settings import CONTEXT_RESERVE
+from gpu.gpu_pool import CONTEXT_RESERVE
 from gpu.limits import layout
 
 SHARES = 10_000  # a share of 1 in the file

@@ -23,8 +23,8 @@ class LivingProcess:
 class LivingProcesses:
     """The living processes and their slots. Any thread may use it.
 
-    A process that loses its last slot to another process is dropped. So a group has at most as
-    many pidfds as slots. The pidfds are in `epoll` and become readable when their processes end.
+    A process that loses its last slot is dropped, so a group has at most as many pidfds as slots.
+    The pidfds are in `epoll` and become readable when their processes end.
     """
 
     def __init__(self, epoll: select.epoll) -> None:

@@ -13,36 +13,76 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+
+import msgspec
 
 from base.loop import StepThread
 from base.problems import Seldom
-from gpu.limits import group_socket, layout, processes, refusals
+from gpu.limits import group_socket, layout, processes
 from gpu.limits.group_socket import BURST, GroupSocket, Registrant
 from gpu.limits.groups import Groups
 from gpu.limits.layout import PfAnswer, PfRequest
 from gpu.limits.limits_file import GroupError, LimitsInvalid
 from gpu.limits.living_processes import LivingProcesses
-from gpu.limits.refusals import Refusals
 from gpu.limits.region import RegionInvalid
 from gpu.limits.tenants import Tenant, Tenants
 
 CLIENTS = 32  # of a group, that have sent no request yet
 ROUND = 32  # clients of a group that are accepted in turn
 TICK = 0.25  # seconds
-QUIET = 10.0  # seconds between two log lines about a group
+QUIET = 10.0  # seconds between two log lines about a group, or two reports of one refusal
 RATE = 200.0  # clients of a group per second
 
 _REQUEST = 8  # bytes
 
 _log = logging.getLogger(__name__)
+VERSION = (
+    "got no GPU for a process: its library of podfabric is of another version than the node's "
+    "agent: delete the pod"
+)
+STRANGER = (
+    "got no GPU for a process: the agent does not find the process in this container: start it in "
+    "the container itself; if it is there, delete the pod"
+)
+SLOT = (
+    "got no GPU for a process: another process has its place in /run/podfabric/gpu/region: start "
+    "it again; if that does not help, delete the pod"
+)
+BUSY = (
+    "got no GPU for a process: the agent could not register it, and its log says why: start it "
+    "again"
+)
 _REFUSED = {
-    layout.STATUS_VERSION: refusals.VERSION,
-    layout.STATUS_STRANGER: refusals.STRANGER,
-    layout.STATUS_SLOT: refusals.SLOT,
-    layout.STATUS_BUSY: refusals.BUSY,
+    layout.STATUS_VERSION: VERSION,
+    layout.STATUS_STRANGER: STRANGER,
+    layout.STATUS_SLOT: SLOT,
+    layout.STATUS_BUSY: BUSY,
 }
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A refused process: its tenant, and one of the texts above."""
+
+    tenant: Tenant
+    text: str
+
+
+class Refusals:
+    """Logs refusals and passes them to `report`, with a limited rate. Any thread may use it."""
+
+    def __init__(self, report: Callable[[Refusal], object] = lambda refusal: None) -> None:
+        self._report = report
+        self._seldom = Seldom()
+
+    def report(self, tenant: Tenant, text: str, detail: str = "") -> None:
+        """Report a refusal. `detail` is for the log only. Tenants can cause any number of them."""
+        if not self._seldom.may_say((tenant.group, text), QUIET):
+            return
+        pod = f"pod {tenant.pod}, container {tenant.container}"
+        _log.warning("GPUs: %s: %s%s", pod, text, f" ({detail})" if detail else "")
+        self._report(Refusal(tenant=tenant, text=text))
 
 
 class Registrar(StepThread):

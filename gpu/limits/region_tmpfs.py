@@ -1,9 +1,8 @@
 """Makes a file system for each region, of exactly the region's size.
 
-The tenant can write to its region, so it can enlarge the file. On a shared tmpfs it would take
-memory from other groups and the host. On its own file system it gets ENOSPC. Only a mount of the
-file over its place among the group's files stays. The file system ends with the last mount, the
-container's.
+The tenant can enlarge its region. On a shared tmpfs that would take memory from other groups and
+the host; on its own file system the tenant gets ENOSPC. Only a mount of the file over its place
+among the group's files stays. The file system ends with the last mount, the container's.
 
 The mounts are made in the host's mount namespace, where the runtime sees them. An agent in a
 container sees them if its directory is mounted with HostToContainer propagation.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from base.paths import Paths
 from gpu.driver import driver_files
 from gpu.driver.driver_files import SharedFile
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings
 from gpu.limits import processes
 from host.errors import HostError
 

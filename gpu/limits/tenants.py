@@ -26,10 +26,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 class Tenants:
     """Finds the tenant of a process among the tenants of `listed`. Any thread may use it.
 
-    A process cannot influence the result. Its cgroup identifies the pod. If the pod has several
-    groups, the file mounted as the region identifies the group: a process can mount only files that
-    it has. A process after chroot(2) does not show its container's mounts. Then the cached group of
-    its container counts, or the mounts of its ancestors in the container.
+    The cgroup of the process identifies the pod. If the pod has several groups, the file mounted as
+    the region identifies the group: a process can mount only its own. After chroot(2) it does not
+    show its mounts. Then the container's cached group or the mounts of its ancestors count.
     """
 
     def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:

@@ -61,9 +61,7 @@ def preferred(
     *,
     spread: bool,
 ) -> list[str]:
-    """Up to `size` ids of `available`, of one GPU if possible.
-
-    The available ids of `must_include` come first, then ids of the same GPUs.
+    """Up to `size` ids, of one GPU if possible: first `must_include`, then ids of the same GPUs.
 
     Args:
         gpu_of: the GPU of each id. Ids without a GPU come last.

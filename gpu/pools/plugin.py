@@ -129,8 +129,7 @@ class GpuPools:
     def with_room(self) -> list[str]:
         """The addresses of GPUs for a container that has its HCAs but no GPU yet.
 
-        If exactly one container waits for its start, its shares fit there; otherwise the smallest
-        share fits.
+        The shares of the only waiting container fit there, or otherwise the smallest share.
         """
         return sorted({address for pool in self._pools.values() for address in pool.with_room()})
 

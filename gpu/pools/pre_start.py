@@ -1,8 +1,7 @@
 """PreStartContainer: finds the container that starts, chooses its GPU, and writes its limits.
 
-The kubelet calls it before each start of a container, once per resource and in random order. By
-then PodResources lists all devices of the container, so each call finds the same and the second
-call changes nothing. The kubelet tries again after an error.
+The kubelet calls it before each start of a container, once per resource and in random order, and
+again after an error. PodResources lists all devices by then, so the second call changes nothing.
 """
 
 import logging
@@ -128,10 +127,9 @@ class Starter:
         first: AllocationKey,
         rows: Iterable[PodDevices],
     ) -> SharedGPU:
-        """The GPU of the container. Raises Rejected.
+        """The GPU of the container: at its first start, the nearest to its HCAs with enough free.
 
-        At the first start it is the GPU nearest to the container's HCAs that has enough free. It
-        may differ from the GPU of the pod's init container, which has ended.
+        It may differ from the GPU of the pod's init container, which has ended. Raises Rejected.
         """
         request = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
@@ -200,10 +198,7 @@ class Starter:
 
 
 def _variables(group: str, percents: int) -> Mapping[str, str]:
-    """The variables of Alnair's device plugin, for programs that read them.
-
-    Leaves out LD_PRELOAD, ALNAIR_SOCKET and ALNAIR_WORKSPACE_PATH, which only Alnair's library
-    reads.
+    """The variables of Alnair's device plugin, except those that only Alnair's library reads.
 
     Source: CentaurusInfra/alnair, alnair-device-plugin/pkg/devicepluginserver.
     """

@@ -1,8 +1,7 @@
 """Shares of GPUs: a pool whose ids are shares, the free share of each GPU, and the choice of a GPU.
 
-An id names a GPU but does not bind the container to it. The ledger has the GPU of each container,
-which may be another one: the kubelet chooses ids of each resource independently and does not know
-which of them fit together.
+An id names a GPU but does not bind the container to it: the kubelet chooses the ids of each
+resource independently. The ledger has the GPU of each container, which has all of its shares.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -226,15 +225,14 @@ def percents(gpu: AllocatedGPU) -> int:
 def healthy_ids(
     free_ids: Mapping[str, Sequence[str]], fits: Mapping[str, int], pending: int = 0
 ) -> set[str]:
-    """The ids, of those that no container holds, that may be allocated.
+    """The free ids that may be allocated: the number that fits on the GPUs together.
 
-    Their number is the number that fits on the GPUs together. Ids that name a GPU with enough free
-    come first. The rest name a GPU that is full because containers with other ids are on it.
+    Ids of GPUs with enough free come first. The GPUs of the rest are full with other ids.
 
     Args:
-        free_ids: the ids of each healthy GPU, by address.
+        free_ids: the ids of each healthy GPU that no container holds, by address.
         fits: the number of ids that fit on each GPU, by address.
-        pending: the number of ids that containers have and that are not bound to a GPU yet.
+        pending: the number of allocated ids that are not bound to a GPU yet.
     """
     total = max(sum(fits.get(address, 0) for address in free_ids) - pending, 0)
     own = [ids[: fits.get(address, 0)] for address, ids in free_ids.items()]

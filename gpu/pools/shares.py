@@ -18,7 +18,7 @@ from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.records import PodDevices
-from gpu.limit_settings import CONTEXT_RESERVE
+from gpu.gpu_pool import CONTEXT_RESERVE
 from gpu.pools import ids as gpu_ids
 from gpu.pools.container_files import KIND, ContainerFiles, group_of
 from gpu.pools.ids import adopted, numa, refusal

@@ -72,8 +72,6 @@ void before_launch(struct gate_launch *launch, const struct hook *hook, enum gat
 /* Call before a context is destroyed, reset or released: its timing events go with it. */
 void gate_forget_events(void);
 
-/* ---- between the gate's files ---------------------------------------------------------------- */
-
 #define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
 #define STORE(PLACE, VALUE) __atomic_store_n(&(PLACE), (VALUE), __ATOMIC_RELAXED)
 #define ADD(PLACE, VALUE) __atomic_fetch_add(&(PLACE), (VALUE), __ATOMIC_RELAXED)

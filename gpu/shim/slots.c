@@ -135,13 +135,28 @@ void slots_recompute(void)
     region->applied = tries > 0 ? sequence : 0;
 }
 
+/* Free the used slots that `is_old` selects. Returns their number. */
+static unsigned free_slots(bool (*is_old)(const struct pf_slot *slot))
+{
+    unsigned freed = 0;
+
+    for (unsigned i = 0; i < PF_SLOTS; i++)
+        if (region->slot[i].state == PF_SLOT_USED && is_old(&region->slot[i])) {
+            free_slot(&region->slot[i]);
+            freed++;
+        }
+    if (freed > 0)
+        slots_recompute();
+    return freed;
+}
+
 /* Whether the process of a slot has ended; false in another pid namespace, where it is not visible. */
 static bool is_dead(const struct pf_slot *slot)
 {
     char path[40];
     struct stat_fields fields;
 
-    if (slot->pid_namespace != process->pid_namespace || slot->pid == 0)
+    if (slot->pid_namespace != process->pid_namespace || slot->pid == 0 || slot->pid == process->pid)
         return false;
     if (kill((pid_t)slot->pid, 0) != 0 && errno == ESRCH)
         return true;
@@ -156,40 +171,18 @@ static bool is_dead(const struct pf_slot *slot)
 
 bool slots_reap(void)
 {
-    bool found = false;
+    unsigned freed = free_slots(is_dead);
 
-    for (unsigned i = 0; i < PF_SLOTS; i++) {
-        struct pf_slot *slot = &region->slot[i];
-
-        if (slot->state != PF_SLOT_USED || slot->pid == process->pid || !is_dead(slot))
-            continue;
-        free_slot(slot);
-        region->stale_slots++;
-        found = true;
-    }
-    if (found)
-        slots_recompute();
-    return found;
+    region->stale_slots += freed;
+    return freed > 0;
 }
 
-/* Free the slots of earlier programs in this process. Also free a slot that another thread of this copy
-   of the shim has just taken in place of a lost one: the memory counts once. */
-static void free_earlier_slots(void)
+/* Whether an earlier program in this process had the slot, or this copy of the shim: another thread may
+   have just taken one in place of a lost one, and the memory counts once. */
+static bool is_earlier(const struct pf_slot *slot)
 {
-    bool found = false;
-
-    for (unsigned i = 0; i < PF_SLOTS; i++) {
-        struct pf_slot *slot = &region->slot[i];
-
-        if (slot->state != PF_SLOT_USED || slot->pid_namespace != process->pid_namespace ||
-            slot->pid != process->pid ||
-            (slot->image == process->image && slot->instance != (uintptr_t)&process))
-            continue;
-        free_slot(slot); /* even if another process had the pid before */
-        found = true;
-    }
-    if (found)
-        slots_recompute();
+    return slot->pid_namespace == process->pid_namespace && slot->pid == process->pid &&
+           (slot->image != process->image || slot->instance == (uintptr_t)&process);
 }
 
 static int free_index(void)
@@ -202,7 +195,7 @@ static int free_index(void)
 
 bool slot_take(void)
 {
-    free_earlier_slots();
+    free_slots(is_earlier);
     int index = free_index();
 
     if (index < 0 && slots_reap())

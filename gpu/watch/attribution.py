@@ -39,10 +39,7 @@ class Attribution:
     def used_time(
         self, used: Mapping[str, Mapping[int, UsedTime]]
     ) -> dict[tuple[str, str], UsedTime]:
-        """The time that each group used of each GPU. `used` is by GPU and pid.
-
-        Includes registered processes that ended a moment ago.
-        """
+        """The time that each group used of each GPU, also of processes that have just ended."""
         pids = {pid for of_gpu in used.values() for pid in of_gpu}
         groups = self._living.last_groups_of(pids) | {
             pid: group for pid, group in self._groups_of(pids).items() if group is not None

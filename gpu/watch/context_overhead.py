@@ -1,9 +1,8 @@
 """Measures the memory of the CUDA contexts and modules of each process.
 
-The overhead is the driver's figure for the process minus the allocations that the process reports.
-The two are read at different moments. An allocation in between would count twice, and the group
-would be denied free memory. So a measurement counts only if the reported allocations are the same
-before and after the driver's answer. The result is the median of the last measurements.
+The overhead is the driver's figure minus the allocations that the process reports. An allocation
+between the two readings would count twice. So a measurement counts only if the reported allocations
+are the same before and after the driver's answer. The result is the median of the last ones.
 """
 
 from collections import defaultdict, deque

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from gpu.driver.nvml import Nvml, NvmlError
-from gpu.limit_settings import Action
+from gpu.gpu_pool import Action
 from gpu.limits import processes
 from gpu.limits.tenants import Tenant
 from gpu.watch.usage_watch import NodeSample, TenantSample

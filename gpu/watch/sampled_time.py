@@ -1,10 +1,9 @@
 """The GPU time that processes used, from the driver's samples.
 
-The driver looks at a GPU once per window, which NVML documents as 1/6 to 1 s, and attributes the
-whole window to one process. An answer lists the processes with a context. Each entry has the mean
-use since the last query in hundredths, and the end of the last window attributed to the process. So
-the use of processes that share a GPU is correct only on average. An H200 with driver 580.159.04 has
-windows of 200 ms (docs/gpu-compute.md).
+The driver looks at a GPU once per window (1/6 to 1 s by NVML's documentation) and attributes the
+whole window to one process. A sample has the mean use of a process since the last query in
+hundredths, and the end of the last window attributed to it. So the use of processes that share a
+GPU is correct only on average. docs/gpu-compute.md has measurements.
 """
 
 from collections.abc import Collection

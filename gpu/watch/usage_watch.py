@@ -127,10 +127,7 @@ class Watch:
         )
 
     def tick(self, nvml: Nvml) -> dict[tuple[str, str], UsedTime]:
-        """The time that each group used of each GPU since the last tick; 0 if it is not included.
-
-        There are several ticks per sample.
-        """
+        """The time that each group used of each GPU since the last tick, if it used any."""
         reported: dict[str, dict[int, UsedTime]] = {}
         for uuid in list(self._capacities):
             sampled = self._sampled.setdefault(uuid, SampledTime())

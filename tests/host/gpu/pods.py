@@ -18,9 +18,8 @@ from base.pod import Pod
 from gpu.limits import layout, processes
 from gpu.limits.groups import Groups
 from gpu.limits.limits_file import Limit, LimitsFile
-from gpu.limits.process_registration import Registrar
+from gpu.limits.process_registration import Refusal, Refusals, Registrar
 from gpu.limits.processes import Container
-from gpu.limits.refusals import Refusal, Refusals
 from gpu.limits.tenants import Tenant, Tenants
 from tests.unit.gpu.groups import PlainRegions
 from tests.waiting import until

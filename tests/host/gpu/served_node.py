@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from base.pod import Pod
 from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.gpu_pool import Action, GpuLimitSettings
 from gpu.limit_service import GpuService
-from gpu.limit_settings import Action, GpuLimitSettings
 from gpu.limits.limits_file import Limit
-from gpu.limits.refusals import Refusal
+from gpu.limits.process_registration import Refusal
 from gpu.limits.tenants import Tenant
 from gpu.watch.enforcement import OverUse
 from tests.host.gpu.driver_root import installed, paths_with

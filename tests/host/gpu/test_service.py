@@ -11,8 +11,8 @@ from deviceplugin import plugin
 from gpu import limit_service
 from gpu.driver import nvml
 from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.gpu_pool import GpuLimitSettings
 from gpu.limit_service import GpuService
-from gpu.limit_settings import GpuLimitSettings
 from gpu.limits import shims
 from gpu.limits.limits_file import Limit
 from gpu.watch import gpu_metrics

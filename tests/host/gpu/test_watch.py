@@ -10,7 +10,7 @@ import pytest
 
 from gpu.driver import nvml
 from gpu.driver.nvml import Nvml
-from gpu.limit_settings import Action
+from gpu.gpu_pool import Action
 from gpu.limits import layout
 from gpu.limits.limits_file import Limit
 from gpu.limits.living_processes import REMEMBERED
