@@ -20,7 +20,7 @@ enum place place_of_device(int device)
     if (!driver.cuDeviceGetUuid || driver.cuDeviceGetUuid(uuid, device) != CU_SUCCESS)
         return FOREIGN;
     if (!group_has_gpu(uuid)) {
-        COMPLAIN("GPU %d was not given to this container: it gets no memory there", device);
+        COMPLAIN("GPU %d is not allocated to this container: it gets no memory there", device);
         return FOREIGN;
     }
     atomic_store(&process->device, device + 1);

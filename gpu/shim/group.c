@@ -85,7 +85,7 @@ bool region_lock(void)
         region->lock_recoveries++;
         pthread_mutex_consistent(mutex);
     } else if (error != 0) {
-        COMPLAIN(PF_REGION_PATH " was written over, or a process that is stopped keeps it locked: memory "
+        COMPLAIN(PF_REGION_PATH " was overwritten, or a stopped process keeps it locked: memory "
                  "of GPUs cannot be counted");
         return false;
     }

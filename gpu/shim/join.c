@@ -185,15 +185,15 @@ static const char *reason(int error)
 {
     switch (-error) {
     case PF_STATUS_VERSION:
-        return "it speaks another version; start the container again";
+        return "it has another version; start the container again";
     case PF_STATUS_STRANGER:
-        return "it knows of no GPU of this container";
+        return "it does not find this process in the container";
     case PF_STATUS_SLOT:
         return "it has another process in the same slot";
     case PF_STATUS_BUSY:
-        return "it could not do it now; try again";
+        return "it could not register the process now; try again";
     default:
-        return error > 0 ? strerror(error) : "it answered what this library does not know";
+        return error > 0 ? strerror(error) : "its answer is unknown to this library";
     }
 }
 

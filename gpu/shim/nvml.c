@@ -97,7 +97,7 @@ __attribute__((constructor)) static void load(void)
     void *library = dlopen(REAL_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
 
     if (!library) {
-        say("NVIDIA's library is not loaded as " REAL_LIBRARY ": nothing is known of GPUs");
+        say("NVIDIA's library is not loaded as " REAL_LIBRARY ": no information about GPUs is available");
         return;
     }
 #define FIND(POINTER, NAME) POINTER = (__typeof__(POINTER))dlsym(library, #NAME)

@@ -202,7 +202,7 @@ bool slot_take(void)
         index = free_index();
     if (index < 0) {
         region->refused_slots++;
-        COMPLAIN("%d processes of this container use a GPU, and there may be no more", PF_SLOTS);
+        COMPLAIN("%d processes of this container use a GPU; more are not allowed", PF_SLOTS);
         return false;
     }
     struct pf_slot *slot = &region->slot[index];
