@@ -12,6 +12,7 @@
 
 enum cu_result {
     CU_SUCCESS = 0,
+    CU_INVALID_VALUE = 1, /* in tests */
     CU_OUT_OF_MEMORY = 2,
     CU_NOT_FOUND = 500,
     CU_NOT_READY = 600,
