@@ -17,8 +17,8 @@ from base.problems import Problems
 if TYPE_CHECKING:
     from deviceplugin.pools.pool_config import DevicePluginConfig
     from gpu.driver.gpu_inventory import LimitedGPU
+    from gpu.gpu_pool import GpuLimitSettings
     from gpu.limit_service import GpuService
-    from gpu.limit_settings import GpuLimitSettings
     from gpu.limits.tenants import Tenant
     from gpu.pools.limit_backend import GpuParts
 

@@ -1,5 +1,6 @@
-"""A pool of GPUs, as it is configured (`gpu_pool_keys` reads it)."""
+"""The configuration of GPU pools and of limits. `gpu_pool_keys` reads it."""
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -10,32 +11,33 @@ from host.sysfs.gpus import GPU
 GpuMode = Literal["replicas", "slices", "units"]
 Placement = Literal["spread", "pack"]
 
-RESERVE = 256 << 20  # bytes of each GPU that no container is given
+Action = Literal["report", "kill"]  # for a group that uses more memory than its limit
+
+CONTEXT_RESERVE = 400 << 20  # bytes charged for a CUDA context until it is measured
+RESERVE = 256 << 20  # bytes of each GPU that no container gets
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of a GPU that is a resource of its own."""
-
     resource: str  # "podfabric.io/gpu-10g-25"
     memory: int  # bytes
     compute: int  # percent of the GPU's time, from 1 to 100
 
 
 class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool of GPUs. The first pool that selects a GPU has it."""
+    """A pool of GPUs. A GPU belongs to the first pool that selects it."""
 
     mode: GpuMode = "slices"
     resource: str = ""  # mode "replicas"
-    replicas: int = 1  # mode "replicas": ids of each GPU
+    replicas: int = 1  # mode "replicas": ids per GPU
     shapes: tuple[Shape, ...] = ()  # mode "slices"
     memory_resource: str = "alnair/vgpu-memory"  # mode "units"
     compute_resource: str = "alnair/vgpu-compute"  # mode "units": percents
     unit: int = 1 << 30  # mode "units": bytes of an id of `memory_resource`
     devices: tuple[str, ...] = ()  # addresses and UUIDs; () selects every GPU
     placement: Placement = "pack"
-    reserve: int = RESERVE  # bytes of each GPU that no container is given
-    memory: int = 0  # bytes of each GPU, in place of what NVML reports; 0: NVML is asked
-    driver_mount: SharedFile | None = None  # mode "replicas": what containers see of the driver
+    reserve: int = RESERVE
+    memory: int = 0  # bytes of each GPU; 0: NVML reports the number
+    driver_mount: SharedFile | None = None  # mode "replicas": the driver's directory
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -47,5 +49,12 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.memory_resource, self.compute_resource)
 
     def selects(self, gpu: GPU) -> bool:
-        """Whether the pool may have that GPU."""
+        """Whether `devices` has the GPU or is empty."""
         return not self.devices or gpu.address in self.devices or gpu.uuid in self.devices
+
+
+class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part `gpuLimits` of config.yaml (docs/gpu-limits.md)."""
+
+    driver_root: Path = Path("/")  # the host's directory where NVIDIA's driver is installed
+    on_overuse: Action = "report"

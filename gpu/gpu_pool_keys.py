@@ -1,7 +1,4 @@
-"""Reads the configuration of GPUs: the parts `gpus` and `gpuLimits` of config.yaml.
-
-docs/gpus.md and docs/gpu-limits.md describe every key.
-"""
+"""Reads `gpus` and `gpuLimits` of config.yaml (docs/gpus.md, docs/gpu-limits.md)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,14 +11,20 @@ from base import documents
 from base.documents import DocumentError
 from deviceplugin.kubelet import extended_resources
 from gpu.driver.driver_files import SharedFile
-from gpu.gpu_pool import GpuMode, GpuPoolConfig, Placement, Shape
-from gpu.limit_settings import CONTEXT_RESERVE, Action, GpuLimitSettings
+from gpu.gpu_pool import (
+    CONTEXT_RESERVE,
+    Action,
+    GpuLimitSettings,
+    GpuMode,
+    GpuPoolConfig,
+    Placement,
+    Shape,
+)
 from host.sysfs import gpus, pci
 
-SMALLEST = 256 << 20  # bytes: smaller units would be more ids than a kubelet accepts
+SMALLEST = 256 << 20  # bytes; smaller units would make more ids than a kubelet accepts
 _QUANTITY = re.compile(r"([0-9]{1,15})(Ki|Mi|Gi|Ti|)")
 _FACTORS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-
 
 _MOUNT = {"host": str, "container": str}
 _SHAPE = {"name": str, "memory": object, "compute": Annotated[int, msgspec.Meta(ge=1, le=100)]}
@@ -49,7 +52,7 @@ _ONLY_OF: Sequence[tuple[tuple[GpuMode, ...], tuple[str, ...]]] = (
 
 
 def parse(value: object, where: str) -> tuple[GpuPoolConfig, ...]:
-    """The pools in the list `gpus`. Raises DocumentError."""
+    """Read the list `gpus`. Raises DocumentError."""
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -58,7 +61,7 @@ def parse(value: object, where: str) -> tuple[GpuPoolConfig, ...]:
 
 
 def limits(value: object, where: str) -> GpuLimitSettings:
-    """The settings in the part `gpuLimits`. Raises DocumentError."""
+    """Read `gpuLimits`. Raises DocumentError."""
     values = documents.fields(value, LIMIT_KEYS, where)
     settings = GpuLimitSettings(on_overuse=values.get("onOveruse", "report"))
     if "driverRoot" not in values:
@@ -89,7 +92,7 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
 
 
 def driver_mount(value: object, where: str) -> SharedFile:
-    """A `driverMount`. Raises DocumentError."""
+    """Read a `driverMount`. Raises DocumentError."""
     fields = documents.fields(value, _MOUNT, where)
     host, container = (
         str(_directory(fields.get(key, ""), f"{where}.{key}", least=2)) for key in _MOUNT
@@ -98,7 +101,7 @@ def driver_mount(value: object, where: str) -> SharedFile:
 
 
 def _directory(text: str, where: str, least: int = 1) -> PurePosixPath:
-    """The path of a directory, with so many parts at least: "/" has one."""
+    """The path of a directory with at least `least` components; "/" has one."""
     path = PurePosixPath(text)
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < least:
         raise DocumentError(
@@ -173,7 +176,7 @@ def _devices(names: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def amount(value: object, where: str, least: int = 0) -> int:
-    """A number of bytes, as Kubernetes writes it: "10Gi". Raises DocumentError."""
+    """Read a number of bytes, such as "10Gi". Raises DocumentError."""
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         size = value

@@ -11,7 +11,7 @@ from pathlib import Path
 from tools.compiling import CHECKOUT, compiled
 
 SOURCES = CHECKOUT / "gpu/shim"
-ACCOUNT = ("group", "slots", "files", "agent", "say", "table")
+ACCOUNT = ("group", "slots", "join", "say", "table")
 DRIVER = ("addresses", "arrays", "contexts", "devices", "graphs", "handles", "launches", "memory")
 COMPUTE = ("gate", "estimates", "timings")
 # Output, what programs ask the loader for, the name of the real one, sources

@@ -17,7 +17,7 @@ from base import decoding
 from base.loop import StepThread
 
 if TYPE_CHECKING:
-    from gpu.limits.refusals import Refusal
+    from gpu.limits.process_registration import Refusal
     from gpu.watch.enforcement import OverUse
     from kube.client import ClusterApi, PendingEvents
 
@@ -61,7 +61,7 @@ class AgentEvents(StepThread):
         """
 
         def write(events: "PendingEvents") -> None:
-            from gpu.limits.refusals import Refusal
+            from gpu.limits.process_registration import Refusal
 
             tenant = incident.tenant
             container = f"container {tenant.container} " if tenant.container else ""

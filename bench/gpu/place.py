@@ -60,9 +60,11 @@ class BenchGroup:
     def set_share(self, share: float, kappa: float = 1.0, settled: float = 0.0) -> None:
         """The share of the GPU's time that its gate keeps, in (0, 1]; what it owes, s."""
         with LimitsFile(self.group.limits) as opened:
-            limit = opened.gpu()
+            limit = opened.limit()
             owed = round(settled * 1e9)
-            changed = msgspec.structs.replace(limit, share=share, kappa=kappa, settled_ns=owed)
+            changed = msgspec.structs.replace(
+                limit, compute_share=share, kappa=kappa, settled_ns=owed
+            )
             opened.write(changed)
 
     def start(self, *words: str, shim: bool = True, **variables: str) -> "subprocess.Popen[str]":

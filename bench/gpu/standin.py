@@ -26,7 +26,7 @@ from tests.gpu.test_runtime import RUNTIMES, runtime
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import made_container
 from tests.standin.gpus import GIB, MIB, Behaviour, Node, gpus
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 from tests.waiting import until
 from tools.compiling import CHECKOUT
 
@@ -41,9 +41,9 @@ from base.pod import Pod
 from agent.observe.http import Endpoint
 from agent.observe.metrics import Metrics
 from gpu.limit_service import GpuService
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings
 from gpu.limits.tenants import Tenant
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 directory, uids = Path(sys.argv[1]), json.loads(sys.argv[2])
 tenants = [
     Tenant(group=f"g{n}", pod=Pod("default", f"p{n}", uid), container="main")
@@ -52,7 +52,7 @@ tenants = [
 run = directory / ("run" if uids else "empty")
 paths = Paths(proc=directory / "proc", run=run, sys=directory / "sys")
 settings = GpuLimitSettings(driver_root=directory / "driver")
-service = GpuService(paths, lambda: tenants, settings, rooms=PlainRooms())
+service = GpuService(paths, lambda: tenants, settings, regions=PlainRegions())
 service.start()
 metrics = Metrics((), tuple, dict)
 metrics.add(service.families)
@@ -156,7 +156,7 @@ class Tenancies:
         node = stack.enter_context(installed(self.directory / "driver", EIGHT, Behaviour()))
         self._node: Node = node
         paths = paths_with(self.directory, EIGHT)
-        self._groups = Groups(paths.run / "gpu", rooms=PlainRooms())
+        self._groups = Groups(paths.run / "gpu", regions=PlainRegions())
         self.processes: list[subprocess.Popen[str]] = []
         self.uids: list[str] = []
 

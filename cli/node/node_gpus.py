@@ -15,8 +15,7 @@ from gpu.gpu_pool import GpuPoolConfig
 from gpu.limits.groups import Groups
 from gpu.limits.limits_file import GroupError
 from gpu.limits.region import RegionInvalid
-from gpu.pools.placement import Share
-from gpu.pools.share_pool import by_pool, given, kinds, shared_gpus
+from gpu.pools.share_pool import Share, allocated, by_pool, kinds, shared_gpus
 from host.sysfs.gpus import GPU
 
 NOT_SELECTED = "no pool selects it (`devices`)"
@@ -102,7 +101,7 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
     except (RegionInvalid, OSError) as error:
         problem = str(error)
     return GroupUse(
-        memory_bytes=files.in_force.memory_bytes,
+        memory_bytes=files.limit.memory_bytes,
         compute_share=files.limit.compute_share,
         processes=len({one.host_pid for one in files.processes.values() if one.alive}),
         used_bytes=region.used_bytes if region else None,
@@ -197,8 +196,8 @@ def _listed(node: ThisNode, known: NodeGPU, offer: _Offer, held: list[GpuPart]) 
     if offer.config is not None and offer.config.mode != "replicas":
         obstacle = node.shims.obstacle()
         limits_fault = NOT_KEPT + obstacle if obstacle is not None else ""
-    used = given(node.allocations).get(gpu.address, Share())
-    free = offer.capacity.minus(used) if offer.capacity is not None else None
+    used = allocated(node.allocations).get(gpu.address, Share())
+    free = offer.capacity - used if offer.capacity is not None else None
     counts = Counter(
         entry.resource
         for entry in node.allocations

@@ -10,8 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from gpu.gpu_pool import GpuPoolConfig
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings, GpuPoolConfig
 from host.sysfs.selectors import Selector
 
 Mode = Literal["all", "exclusive", "shared"]

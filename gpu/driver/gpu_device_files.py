@@ -24,10 +24,10 @@ _REMEDIES = {
 def of_gpus(
     paths: Paths, minors: Iterable[int], optional: Iterable[str] = TOOLS
 ) -> tuple[DeviceNode, ...]:
-    """The nodes that a container with these GPUs needs: each once, those of the GPUs first.
+    """The device nodes for these GPUs, each once, those of the GPUs first.
 
-    A node of `optional` that the host lacks is left out. Raises HostError if another one is
-    missing, or is not a character device.
+    Leaves out nodes of `optional` that the host lacks. Raises HostError if another node is missing
+    or is not a character device.
     """
     names = [f"nvidia{minor}" for minor in sorted(set(minors))]
     present = [name for name in optional if (paths.dev / name).exists()]
@@ -35,7 +35,7 @@ def of_gpus(
 
 
 def fault(paths: Paths, minor: int) -> str | None:
-    """Why no container can be given that GPU; None if its nodes are there."""
+    """The problem with the GPU's device nodes; `None` if there is none."""
     try:
         of_gpus(paths, [minor], ())
     except HostError as error:

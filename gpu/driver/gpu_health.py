@@ -1,9 +1,8 @@
-"""What NVML says of the health of GPUs: errors that only a reset of the GPU ends.
+"""The health of GPUs by NVML: errors that only a reset of the GPU ends.
 
-A GPU is sick while the driver counts uncorrectable memory errors since its last reset, asks for a
-reset, or has lost the GPU, and after a critical Xid event. The driver keeps no list of Xids: such a
-fault lasts until the GPU shows signs of a reset. These are a counter of errors that went down, the
-end of the driver's request for a reset, and a GPU or driver that was gone.
+docs/gpus.md lists the faults. The driver keeps no list of Xids. So a fault by an Xid lasts until
+the GPU shows signs of a reset: a counter of errors that went down, the end of the driver's request
+for a reset, or a GPU or driver that was absent.
 
 Sources: nvml.h; NVIDIA's "Xid Errors"; the Xids that NVIDIA's k8s-device-plugin skips.
 """
@@ -15,7 +14,7 @@ from contextlib import suppress
 from gpu.driver.nvml import Nvml, NvmlError
 
 OF_APPLICATIONS = frozenset((13, 31, 43, 45, 68, 109))
-"""Xids that a faulty program causes: the GPU itself is well."""
+"""Xids that a faulty program causes, while the GPU is healthy."""
 
 REMEDY = "drain the node and reset the GPU (nvidia-smi --gpu-reset)"
 _LOST, _RESET_REQUIRED = 15, 16  # nvmlReturn_t
@@ -24,28 +23,28 @@ _log = logging.getLogger(__name__)
 
 
 class GpuHealth:
-    """The faults of GPUs by their UUIDs. One thread calls `look`, any may read `faults`.
+    """The faults of GPUs by UUID. One thread calls `look`; any thread may read `faults`.
 
-    `report` gets the UUID and the fault of a GPU that becomes sick.
+    `report` is called with the UUID and the fault of a GPU that becomes unhealthy.
     """
 
     def __init__(self, report: Callable[[str, str], object] = lambda uuid, fault: None) -> None:
         self.faults: Mapping[str, str] = {}
         self._report = report
         self._driver: Nvml | None = None
-        self._watched: set[str] = set()  # GPUs whose events come
-        self._by_events: dict[str, str] = {}  # what they told, by UUID
-        self._counts: dict[str, tuple[int, int]] = {}  # errors and wanted action at the last look
+        self._watched: set[str] = set()  # GPUs registered for events
+        self._by_events: dict[str, str] = {}  # faults that events reported, by UUID
+        self._counts: dict[str, tuple[int, int]] = {}  # errors and recovery action, last time
 
     def look(self, driver: Nvml, present: Iterable[str]) -> None:
-        """Ask the driver about these GPUs."""
+        """Update `faults` for the GPUs in `present`."""
         uuids = set(present)
-        if driver is not self._driver:  # the first one, or it was loaded again
+        if driver is not self._driver:  # the first driver, or a new one
             self._driver, self._watched, self._by_events = driver, set(), {}
         self._watched &= uuids
-        self._by_events = {uuid: why for uuid, why in self._by_events.items() if uuid in uuids}
+        self._by_events = {uuid: xid for uuid, xid in self._by_events.items() if uuid in uuids}
         for uuid in uuids - self._watched:
-            with suppress(NvmlError):  # not supported, or tried again
+            with suppress(NvmlError):  # not supported, or the next `look` tries again
                 driver.watch_errors(uuid)
                 self._watched.add(uuid)
         self._take_events(driver)
@@ -57,7 +56,7 @@ class GpuHealth:
             if xid is None:
                 self._by_events[uuid] = "uncorrectable memory error"
             elif xid in OF_APPLICATIONS:
-                _log.info("GPU %s: Xid %d, of a program: the GPU is well", uuid, xid)
+                _log.info("GPU %s: Xid %d: a program caused it; the GPU is healthy", uuid, xid)
             else:
                 self._by_events[uuid] = f"critical error Xid {xid}"
 
@@ -66,18 +65,18 @@ class GpuHealth:
             errors, action = driver.uncorrected_errors(uuid), driver.recovery_action(uuid)
         except NvmlError as error:
             if error.code not in (_LOST, _RESET_REQUIRED):
-                return self.faults.get(uuid)  # not known now
+                return self.faults.get(uuid)  # unknown for now
             return f"the driver has lost the GPU ({error}): {REMEDY}"
         errors_before, action_before = self._counts.get(uuid, (0, 0))
         self._counts[uuid] = errors, action
         if errors < errors_before or (action_before and not action):
             self._by_events.pop(uuid, None)  # it was reset
-        why = self._by_events.get(uuid)
+        fault = self._by_events.get(uuid)
         if errors:
-            why = f"{errors} uncorrectable memory errors"
-        elif why is None and action:
-            why = "the driver asks for a reset"
-        return None if why is None else f"{why}: {REMEDY}"
+            fault = f"{errors} uncorrectable memory errors"
+        elif fault is None and action:
+            fault = "the driver asks for a reset"
+        return None if fault is None else f"{fault}: {REMEDY}"
 
     def _take(self, faults: Mapping[str, str]) -> None:
         before, self.faults = self.faults, faults

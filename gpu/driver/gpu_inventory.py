@@ -1,9 +1,8 @@
-"""The GPUs that containers of this node may be given, and what is wrong with the others.
+"""The GPUs that this node can offer, and the faults of those that it cannot offer now.
 
-They are found in the driver's /proc files, so NVML is needed only for the amount of memory.
-A GPU is listed once its device nodes exist. From then on it stays listed, with its fault, while
-the driver shows it or a container holds it: the kubelet must not forget a device that a container
-has.
+GPUs are read from the driver's /proc files; only the memory size needs NVML. A GPU is listed once
+its device nodes exist. It then stays listed, with its fault, while the driver shows it or a
+container holds it: the kubelet must not forget a device that a container has.
 """
 
 import logging
@@ -29,25 +28,21 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> int:
-        """What programs can allocate at most."""
         return max(self.total - self.reserved, 0)
 
 
 MemorySource = Callable[[], Mapping[str, GpuMemory]]
-"""The memory of each GPU by its UUID, as NVML reports it. Raises HostError while it cannot."""
+"""Returns the memory of each GPU by UUID, as NVML reports it. Raises HostError if it fails."""
 
 
 class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU of this node that containers are given, or were."""
-
     gpu: GPU
     minor: int  # N in /dev/nvidiaN
-    fault: str | None = None  # why it cannot be given now; None if it can
-    memory: GpuMemory | None = None  # None if it is not known
+    fault: str | None = None  # why no container can get it now
+    memory: GpuMemory | None = None  # `None`: unknown
 
     @property
     def name(self) -> str:
-        """The name of its device node: "nvidia0"."""
         return f"nvidia{self.minor}"
 
 
@@ -56,15 +51,15 @@ NOT_KEPT = "its limits cannot be kept: "
 
 
 class LimitedGPU(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU of which containers are given parts, with limits."""
+    """A GPU of which containers get shares with limits."""
 
     uuid: str
     minor: int  # N in /dev/nvidiaN
-    obstacle: str | None = None  # why limits cannot be kept on it, so that it is not given
+    obstacle: str | None = None  # why the node cannot enforce limits on it
 
 
 class GpuInventory:
-    """The GPUs of this node as last looked at. Any thread may use it."""
+    """The GPUs of this node. Any thread may use it."""
 
     def __init__(
         self,
@@ -72,56 +67,55 @@ class GpuInventory:
         memory: MemorySource = dict,
         sick: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self._sick = sick  # the faults that the driver tells of, by UUID
+        self._sick = sick  # returns faults by UUID
         self._paths = paths
         self._gpus = GPUs(paths)
         self._source = memory
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._problems = Problems(_log)
         self._lock = threading.Lock()
-        self._ready: set[str] = set()  # the addresses of those that could be given at some time
+        self._ready: set[str] = set()  # addresses of GPUs that were healthy once
 
     def look(self, held: Iterable[GPU] = ()) -> list[NodeGPU]:
-        """The GPUs, sorted by minor number. `held` are those that containers have."""
+        """The GPUs, sorted by minor number. Containers hold the GPUs in `held`."""
         with self._lock:
-            return self._look(held)
+            present = {gpu.address: gpu for gpu in self._gpus.read()}
+            self._learn()
+            sick = self._sick()
+            listed: dict[str, NodeGPU] = {}
+            for address, gpu in present.items():
+                if gpu.minor is None:
+                    continue
+                fault = gpu_device_files.fault(self._paths, gpu.minor)
+                if fault is None:
+                    self._ready.add(address)
+                fault = fault or sick.get(gpu.uuid)
+                listed[address] = NodeGPU(
+                    gpu=gpu, minor=gpu.minor, fault=fault, memory=self._memory.get(gpu.uuid)
+                )
+            of_holders = {gpu.address: gpu for gpu in held}
+            self._ready &= {*present, *of_holders}
+            kept = [
+                node for address, node in listed.items() if address in self._ready | {*of_holders}
+            ]
+            kept += [
+                NodeGPU(
+                    gpu=gpu,
+                    minor=gpu.minor,
+                    fault=f"{address} is not on this node now",
+                    memory=self._memory.get(gpu.uuid),
+                )
+                for address, gpu in of_holders.items()
+                if address not in listed and gpu.minor is not None
+            ]
+            return sorted(kept, key=lambda node: node.minor)
 
     def was_ready(self, gpu: GPU) -> bool:
-        """Whether it could be given at some look."""
+        """Whether a `look` found the GPU healthy."""
         return gpu.address in self._ready
 
-    def _look(self, held: Iterable[GPU]) -> list[NodeGPU]:
-        present = {gpu.address: gpu for gpu in self._gpus.read()}
-        self._learn()
-        sick = self._sick()
-        listed: dict[str, NodeGPU] = {}
-        for address, gpu in present.items():
-            if gpu.minor is None:
-                continue
-            fault = gpu_device_files.fault(self._paths, gpu.minor)
-            if fault is None:
-                self._ready.add(address)
-            fault = fault or sick.get(gpu.uuid)
-            listed[address] = NodeGPU(
-                gpu=gpu, minor=gpu.minor, fault=fault, memory=self._memory.get(gpu.uuid)
-            )
-        of_holders = {gpu.address: gpu for gpu in held}
-        self._ready &= {*present, *of_holders}
-        kept = [node for address, node in listed.items() if address in self._ready | {*of_holders}]
-        kept += [
-            NodeGPU(
-                gpu=gpu,
-                minor=gpu.minor,
-                fault=f"{address} is not on this node now",
-                memory=self._memory.get(gpu.uuid),
-            )
-            for address, gpu in of_holders.items()
-            if address not in listed and gpu.minor is not None
-        ]
-        return sorted(kept, key=lambda node: node.minor)
-
     def _learn(self) -> None:
-        """Ask how much memory GPUs have: it stays known while the driver is loaded again."""
+        """Read the memory sizes. They stay known while the driver is reloaded."""
         try:
             self._memory |= self._source()
             self._problems.tell(_MEMORY, None)

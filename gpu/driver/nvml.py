@@ -1,8 +1,7 @@
-"""NVML, the driver's library: what processes use of each GPU, and its health.
+"""NVML, the driver's library: memory and time that processes use of each GPU, and its health.
 
-nvidia-ml-py wraps the library's functions; this module gives them types, and one exception. Both
-are loaded by `open_driver`, so a node without GPUs does without (nvidia-ml-py needs 17 MB of
-memory). Its functions may block for long when a GPU is in trouble: no other work waits for them.
+`open_driver` loads NVML and nvidia-ml-py, so a node without GPUs saves the 17 MB of nvidia-ml-py. A
+call may block for long if a GPU has a fault: no other work may wait for it.
 
 Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 """
@@ -22,13 +21,13 @@ LIBRARY = "libnvidia-ml.so.1"
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
 _SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
-_MOST_ERRORS = 256  # at a look
+_MOST_ERRORS = 256  # per call of `errors`
 
-_loading = threading.Lock()  # nvidia-ml-py has one library in a process
+_loading = threading.Lock()  # nvidia-ml-py has one library per process
 
 
 class NvmlError(Exception):
-    """The driver cannot answer. `code` is nvmlReturn_t's, 0 if the library cannot be loaded."""
+    """The driver does not answer. `code` is an nvmlReturn_t; 0 if the library cannot be loaded."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -36,7 +35,7 @@ class NvmlError(Exception):
 
 
 class Utilization(msgspec.Struct, frozen=True):
-    """How busy a process kept the GPU's SMs in a sampling period of the driver (1/6 to 1 s)."""
+    """The use of the GPU's SMs by one process in a sampling period of the driver (1/6 to 1 s)."""
 
     pid: int
     at_us: int  # the end of the period, by the driver's clock
@@ -44,9 +43,9 @@ class Utilization(msgspec.Struct, frozen=True):
 
 
 def open_driver(driver_root: Path = Path("/")) -> "Nvml":
-    """NVML of the driver that is installed below `driver_root`. Raises NvmlError without one."""
-    # The file has the driver's version in its name: the loader takes a library that it has by its
-    # path for the same one.
+    """NVML of the driver installed below `driver_root`. Raises NvmlError if there is none."""
+    # Load by the file name with the version: the loader would take another driver's library under
+    # the same path for the loaded one.
     path = library(driver_root, LIBRARY)
     if path is None:
         raise NvmlError(
@@ -56,7 +55,7 @@ def open_driver(driver_root: Path = Path("/")) -> "Nvml":
 
 
 class Nvml:
-    """NVML of one driver, until `close`. The latest one that was opened is the process' only one.
+    """NVML of one driver, until `close`. A process can use only the `Nvml` that it opened last.
 
     Every method raises NvmlError. GPUs are named by their UUIDs, "GPU-…".
     """
@@ -70,10 +69,10 @@ class Nvml:
                 pynvml.nvmlLib = ctypes.CDLL(str(library))
             except OSError as error:
                 raise NvmlError(f"cannot load {library}: {error}") from None
-            pynvml._nvmlGetFunctionPointer_cache.clear()  # has functions of the former library
+            pynvml._nvmlGetFunctionPointer_cache.clear()  # has functions of the previous library
             self._call(pynvml.nvmlInitWithFlags, 0)
         self._handles: dict[str, object] = {}
-        self._events: object = None  # the set of those that `errors` answers
+        self._events: object = None  # the event set of `errors`
         self._closed = False
 
     def __enter__(self) -> "Nvml":
@@ -83,17 +82,17 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Let the driver go. Later calls, of other threads too, raise NvmlError."""
-        self._closed = True  # a later driver's library does not know these handles
+        """Close the driver. Later calls in any thread raise NvmlError."""
+        self._closed = True  # the handles are invalid in the next driver's library
         with _loading:
             self._call(self._nvml.nvmlShutdown)
 
     def driver_version(self) -> str:
-        """As "580.65.06"."""
+        """The version, such as "580.65.06"."""
         return str(self._call(self._nvml.nvmlSystemGetDriverVersion))
 
     def uuids(self) -> list[str]:
-        """The GPUs, in the driver's order (by PCI address). One that cannot be read is left out."""
+        """The GPUs in the driver's order (by PCI address), except unreadable ones."""
         uuids = []
         for index in range(int(self._call(self._nvml.nvmlDeviceGetCount))):
             try:
@@ -106,15 +105,14 @@ class Nvml:
         return uuids
 
     def memory(self, uuid: str) -> GpuMemory:
-        """The GPU's memory; total includes what is reserved."""
+        """The GPU's memory; `total` includes `reserved`."""
         memory = self._of(uuid, self._nvml.nvmlDeviceGetMemoryInfo, self._nvml.nvmlMemory_v2)
         return GpuMemory(total=memory.total, reserved=memory.reserved)
 
     def processes(self, uuid: str) -> dict[int, int]:
-        """Bytes that each process uses on the GPU, by the pid in this process' pid namespace.
+        """Bytes that each process uses on the GPU, by pid in this pid namespace; 0: unknown.
 
-        A process that computes and draws is in two of the driver's lists, each with all it uses. A
-        process whose use the driver cannot tell counts as 0.
+        A process that computes and draws is in two of the driver's lists, with its total in each.
         """
         used: dict[int, int] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
@@ -125,12 +123,12 @@ class Nvml:
         return used
 
     def utilization(self, uuid: str, since_us: int) -> list[Utilization]:
-        """Samples that are newer than `since_us` of the driver's clock (0: all that it has)."""
-        for attempt in range(3):  # a sample may come between the call for the size and the other
+        """Samples that are newer than `since_us` of the driver's clock (0: all)."""
+        for attempt in range(3):  # a sample may arrive between the call for the size and the next
             try:
                 samples = self._of(uuid, self._nvml.nvmlDeviceGetProcessUtilization, since_us)
             except NvmlError as error:
-                if error.code in (_SUCCESS, NOT_FOUND):  # there is none
+                if error.code in (_SUCCESS, NOT_FOUND):  # no samples
                     return []
                 if error.code != _INSUFFICIENT_SIZE or attempt == 2:
                     raise
@@ -143,39 +141,39 @@ class Nvml:
         return []
 
     def watch_errors(self, uuid: str) -> None:
-        """Have `errors` tell of this GPU from now on."""
+        """Include this GPU in `errors` from now on."""
         if self._events is None:
             self._events = self._call(self._nvml.nvmlEventSetCreate)
         types = self._nvml.nvmlEventTypeXidCriticalError | self._nvml.nvmlEventTypeDoubleBitEccError
         self._of(uuid, self._nvml.nvmlDeviceRegisterEvents, types, self._events)
 
     def errors(self) -> list[tuple[str, int | None]]:
-        """New errors of the watched GPUs: UUID and Xid; None: an uncorrectable memory error."""
+        """New errors of the watched GPUs: UUID and Xid; `None` for an uncorrectable ECC error."""
         found: list[tuple[str, int | None]] = []
         while self._events is not None and not self._closed and len(found) < _MOST_ERRORS:
             try:
                 event = self._call(self._nvml.nvmlEventSetWait_v2, self._events, 0)
                 uuid = str(self._call(self._nvml.nvmlDeviceGetUUID, event.device))
-            except NvmlError:  # no more, or a GPU that has fallen off the bus
+            except NvmlError:  # no more events, or a GPU that has fallen off the bus
                 break
             is_xid = event.eventType == self._nvml.nvmlEventTypeXidCriticalError
             found.append((uuid, int(event.eventData) if is_xid else None))
         return found
 
     def uncorrected_errors(self, uuid: str) -> int:
-        """Of its memory since the last reset; 0 if the GPU does not count them."""
+        """Memory errors since the last reset; 0 if the GPU does not count them."""
         uncorrected = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         count = self._nvml.nvmlDeviceGetTotalEccErrors
         return int(self._known(uuid, count, uncorrected, self._nvml.NVML_VOLATILE_ECC) or 0)
 
     def recovery_action(self, uuid: str) -> int:
-        """What the driver wants to be done with the GPU: 0 is nothing, or that it cannot tell."""
-        wanted = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-        fields = self._known(uuid, self._nvml.nvmlDeviceGetFieldValues, [wanted])
+        """The recovery action that the driver requests; 0 if it requests none or cannot report."""
+        field = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        fields = self._known(uuid, self._nvml.nvmlDeviceGetFieldValues, [field])
         return int(fields[0].value.uiVal) if fields and fields[0].nvmlReturn == _SUCCESS else 0
 
     def _known(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """The answer; None if the driver or the GPU has none."""
+        """The function's result; `None` if the driver or the GPU does not support it."""
         try:
             return self._of(uuid, function, *arguments)
         except NvmlError as error:
@@ -185,7 +183,7 @@ class Nvml:
 
     def _of(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
         if self._closed:
-            raise NvmlError("the driver was let go")
+            raise NvmlError("NVML was closed")
         handle = self._handles.get(uuid)
         if handle is None:
             handle = self._handles[uuid] = self._call(self._nvml.nvmlDeviceGetHandleByUUID, uuid)

@@ -1,1 +1,1 @@
-"""Limits of GPUs for groups of containers: files, sockets, registered processes."""
+"""Limits of groups of containers: their files, their sockets, and their processes."""

@@ -1,4 +1,4 @@
-"""The socket of a group, at which its processes register, and who they are by the kernel's word."""
+"""The socket of a group, where its processes register; the kernel identifies the processes."""
 
 import errno
 import logging
@@ -7,41 +7,40 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu.limits import processes
 
-BACKLOG = 512  # more than the slots of a group: none that may register is refused by the kernel
-BURST = 1024.0  # clients of a group after a quiet time
-PATIENCE = 30.0  # seconds for a request: a client may be slow, too, where a node has much to do
+BACKLOG = 512  # above the slots of a group: the kernel refuses no process that may register
+BURST = 1024.0  # clients of a group after a pause
+PATIENCE = 30.0  # seconds for a request: a client on a busy node may be slow
 _SO_PEERPIDFD = 77  # asm-generic/socket.h; Linux 6.5
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class GroupSocket:
-    """The socket of a group, and how many clients it may have."""
-
-    def __init__(self, group: str, opened: socket.socket) -> None:
-        self.group = group
-        self.socket = opened
-        self.accepting = False
-        self.clients = 0
-        self.budget = BURST
+    group: str
+    socket: socket.socket
+    accepting: bool = False
+    clients: int = 0
+    budget: float = BURST  # clients that it may accept now
 
 
+@dataclass(eq=False)
 class Registrant:
-    """A connection whose request has not come yet."""
+    """A client that has sent no request yet."""
 
-    def __init__(self, listener: GroupSocket, peer: socket.socket) -> None:
-        self.listener = listener
-        self.socket = peer
-        self.deadline = time.monotonic() + PATIENCE
-        self.awaited = False  # its request has not come, and the kernel tells when it does
+    listener: GroupSocket
+    socket: socket.socket
+    deadline: float = field(default_factory=lambda: time.monotonic() + PATIENCE)
+    awaited: bool = False  # epoll watches for its request
 
 
 def peer(connection: socket.socket) -> tuple[int, int] | None:
-    """The pid and a pidfd of the process that connected; None if it has ended, or is not seen."""
+    """The pid and a pidfd of the connected process; `None` if it has ended or is not visible."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, _, _ = struct.unpack("iII", credentials)
     if pid <= 0:
@@ -60,16 +59,16 @@ def peer(connection: socket.socket) -> tuple[int, int] | None:
 
 
 def listen(directory: Path) -> socket.socket:
-    """A socket that listens as agent.sock, in place of an earlier agent's. Raises OSError."""
+    """Open agent.sock; replace an earlier agent's socket. Raises OSError."""
     parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         with suppress(FileNotFoundError):
             os.unlink(".new", dir_fd=parent)
-        # A socket's address has 107 bytes at most, and a group's directory may be longer.
+        # A socket's address has at most 107 bytes; a group's directory may be longer.
         address = f"/proc/self/fd/{parent}/.new"
         listener.bind(address)
-        os.chmod(address, 0o666)  # noqa: PTH101 - the container's user may be any
+        os.chmod(address, 0o666)  # noqa: PTH101 - for any user of the container
         listener.listen(BACKLOG)
         listener.setblocking(False)
         os.replace(".new", "agent.sock", src_dir_fd=parent, dst_dir_fd=parent)

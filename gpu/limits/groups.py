@@ -1,14 +1,14 @@
-"""The groups of this node: processes that share a part of a GPU, and the files that tell them.
+"""The groups of this node and their files. A group is the processes of one container.
 
-A group is the processes of one container. Its directory has
+The directory of a group has
 
     limits       mounted read-only as /run/podfabric/gpu/limits
     region       mounted read-write as /run/podfabric/gpu/region
-    agent/       mounted read-only as /run/podfabric/gpu/agent; the agent's socket is there
+    agent/       mounted read-only as /run/podfabric/gpu/agent; it has the agent's socket
 
-below a directory that only root can enter, on a tmpfs. The two mounted files are made whole, and
-later only written in place: a mount stays with the file that it began with. The region has a file
-system of its own (`region_tmpfs`), since the tenant can write to it.
+It is on a tmpfs, below a directory that only root can enter. The two files are created complete and
+then only written in place, since a mount stays with its first file. The tenant can write to the
+region, so the region has its own file system (`region_tmpfs`).
 """
 
 import os
@@ -20,68 +20,50 @@ from pathlib import Path
 import msgspec
 
 from base import files, locks
-from gpu.limit_settings import CONTEXT_RESERVE
 from gpu.limits import limits_file, region
-from gpu.limits.limits_file import (
-    GpuEntry,
-    GroupError,
-    Limit,
-    LimitsFile,
-    LimitsInvalid,
-    LimitsLeased,
-    Registered,
-    bytes_of,
-    limit_of,
-)
+from gpu.limits.limits_file import GroupError, Limit, LimitsFile, LimitsInvalid, Registered
 from gpu.limits.region import Region, RegionInvalid
-from gpu.limits.region_tmpfs import TmpfsRooms
+from gpu.limits.region_tmpfs import RegionTmpfs
 
 _LOCK = ".lock"
 _PATIENCE = 10.0  # seconds; a change takes less than a millisecond
 
 
 class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files of a group say now."""
+    """The content of a group's files."""
 
     limit: Limit
-    in_force: GpuEntry  # the same, with what the agent settled
     processes: Mapping[int, Registered]  # by slot
-    allocation: bytes  # 16 bytes, which `region` has, too
+    allocation: bytes  # 16 bytes, the same as in `region`
     sequence: int  # of `limits`, when it was read
 
 
 class Groups:
-    """All groups of the node. Any thread may use it, and any process of the node's.
+    """All groups of the node. Several threads and processes may use them.
 
-    Methods raise GroupError and OSError. `made` is called with a group's name before `make`
-    returns, from the caller's thread; `removed` after its files have gone.
+    Methods raise GroupError and OSError. `make` calls `made` with the group's name before it
+    returns. `remove` calls `removed` after the files are gone.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        rooms: TmpfsRooms | None = None,
-    ) -> None:
+    def __init__(self, root: Path, *, regions: RegionTmpfs | None = None) -> None:
         self.root = root
-        self._rooms = rooms or TmpfsRooms()
+        self._regions = regions or RegionTmpfs()
         self.made: Callable[[str], object] = lambda group: None
         self.removed: Callable[[str], object] = lambda group: None
         lock = root / _LOCK
         self._lock = locks.locked(
             lock, "the limits of GPUs", _PATIENCE, keep=True, pause=0.001, stay_open=True
         )
-        self._thread_lock = threading.RLock()  # of the following
+        self._thread_lock = threading.RLock()  # guards the following
         self._known: dict[str, GroupFiles] = {}
         self._opened: dict[str, LimitsFile] = {}  # by group; open, so that no tenant gets a lease
-        self._opening: set[str] = set()
+        self._opening: set[str] = set()  # groups whose file a tenant has leased
 
     def make(self, group: str, limit: Limit) -> Path:
-        """The directory of a group with this limit, before its container is created or started.
+        """Make or change a group before its container starts. Returns its directory.
 
-        Called again it does the same: the files of a group of the same GPU stay, with what its
-        processes have allocated, and get this limit. Others are replaced, unless a process uses
-        them.
+        The files of a group on the same GPU stay, with the allocations of its processes, and get
+        the new limit. Other files are replaced, unless a process uses them.
         """
         limits_file.check_limit(group, limit)
         directory = self.root / group
@@ -89,7 +71,7 @@ class Groups:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             sockets = directory / "agent"
             sockets.mkdir(exist_ok=True)
-            sockets.chmod(0o755)  # whatever the umask: the container's user looks the socket up
+            sockets.chmod(0o755)  # despite the umask: any user of the container looks the socket up
             if not self._keep(group, limit):
                 self._replace(group, limit)
                 self._open(group)
@@ -97,15 +79,15 @@ class Groups:
         return directory
 
     def remove(self, group: str) -> None:
-        """Remove the files of a group whose containers are gone, if there are any."""
+        """Remove the files of a group that no container uses."""
         limits_file.check_name(group)
         directory = self.root / group
         with self._exclusive():
-            # Without `limits` it is none of the groups; a kill leaves the rest to the next call.
+            # `limits` first: without it the directory is not a group, even after a kill.
             for name in ("limits", "agent/agent.sock", "agent/.new"):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     files.remove(directory / name, durable=False)
-            self._rooms.remove(directory / "region")
+            self._regions.remove(directory / "region")
             for empty in (directory / "agent", directory):
                 with suppress(FileNotFoundError):
                     empty.rmdir()
@@ -113,29 +95,25 @@ class Groups:
         self.removed(group)
 
     def obstacle(self) -> str | None:
-        """Why no group can be made on this node; None if one can."""
+        """The reason why no group can be made on this node; `None` if there is none."""
         with self._thread_lock:
-            return self._rooms.obstacle(self.root)
+            return self._regions.obstacle(self.root)
 
     def names(self) -> list[str]:
-        """The groups that are made, sorted."""
         with suppress(FileNotFoundError):
-            root = str(self.root)  # paths cost more, each half second
+            root = str(self.root)  # a Path costs more, and this runs each half second
             found = os.listdir(root)  # noqa: PTH208
             return sorted(name for name in found if os.path.exists(f"{root}/{name}/limits"))  # noqa: PTH110
         return []
 
     def read(self, group: str) -> GroupFiles:
-        """What the files of a group say now."""
         with self._thread_lock:
             opened = self._open(group)
             sequence, known = opened.header().sequence, self._known.get(group)
             if known is not None and sequence == known.sequence:
                 return known
-            in_force = opened.gpu()
             read = GroupFiles(
-                limit=limit_of(in_force),
-                in_force=in_force,
+                limit=opened.limit(),
                 processes=opened.processes(),
                 allocation=bytes(opened.header().allocation),
                 sequence=sequence,
@@ -145,31 +123,34 @@ class Groups:
             return read
 
     def region(self, group: str, of: GroupFiles) -> Region:
-        """The open region of a group that was read. Raises RegionInvalid."""
+        """Open the region of a group. Raises RegionInvalid."""
         return Region(f"{self.root}/{group}/region", of.allocation)
 
     def set_compute(self, group: str, kappa: float, settled: float) -> None:
-        """Correct what launches pay for: the factor of their costs, and GPU time owed beside them.
+        """Set the factor of estimated costs, and the GPU time settled so far.
 
-        `settled` is in seconds; negative: less is owed.
+        `settled` is in seconds. A positive value delays the group's launches.
         """
         with self._exclusive():
-            opened, owed = self._open(group), round(settled * 1e9)
-            opened.write(msgspec.structs.replace(opened.gpu(), kappa=kappa, settled_ns=owed))
+            opened, settled_ns = self._open(group), round(settled * 1e9)
+            opened.write(
+                msgspec.structs.replace(opened.limit(), kappa=kappa, settled_ns=settled_ns)
+            )
 
     def settle(self, group: str) -> None:
-        """Write the limit again: finish a killed agent's change."""
+        """Write the limit again: this completes the change of a killed agent."""
         with self._exclusive():
             opened = self._open(group)
-            self._write(opened, limit_of(opened.gpu()))
+            limit = opened.limit()
+            self._write(opened, Limit(limit.uuid, limit.memory_bytes, limit.compute_share))
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
-        """Enter a living process in a slot, under a new registration."""
+        """Enter a living process into a slot, with a new registration number."""
         with self._exclusive():
             opened = self._open(group)
-            former = opened.process(slot)
+            previous = opened.process(slot)
             registered = Registered(
-                registration=former.registration + 1 if former else 1,
+                registration=previous.registration + 1 if previous else 1,
                 host_pid=host_pid,
                 start_time=start_time,
                 alive=True,
@@ -177,41 +158,49 @@ class Groups:
             opened.write(processes={slot: registered})
             return registered
 
-    def bury(self, group: str, slots: Mapping[int, int]) -> None:
-        """Say that processes are dead. `slots` has their registrations: a later one stays."""
-        with self._exclusive():
-            opened = self._open(group)
-            known = ((slot, opened.process(slot), of) for slot, of in slots.items())
-            dead = {
-                slot: msgspec.structs.replace(process, alive=False, overhead_bytes=None)
-                for slot, process, registration in known
-                if process is not None and process.alive and process.registration == registration
-            }
-            if dead:
-                opened.write(processes=dead)
+    def mark_dead(self, group: str, registrations: Mapping[int, int]) -> None:
+        """Mark the processes with these registrations dead, by slot. Later ones stay."""
+        self._change(
+            group,
+            registrations,
+            lambda _, process: msgspec.structs.replace(process, alive=False, overhead_bytes=None),
+        )
 
-    def measured(self, group: str, overheads: Mapping[int, Registered]) -> None:
-        """Enter what contexts were measured to need: processes as they were read, but for that."""
+    def set_overheads(self, group: str, overheads: Mapping[int, Registered]) -> None:
+        """Enter the measured overheads of living processes, by slot."""
+        self._change(
+            group,
+            {slot: measured.registration for slot, measured in overheads.items()},
+            lambda slot, process: msgspec.structs.replace(
+                process, overhead_bytes=overheads[slot].overhead_bytes
+            ),
+        )
+
+    def _change(
+        self,
+        group: str,
+        registrations: Mapping[int, int],
+        change: Callable[[int, Registered], Registered],
+    ) -> None:
+        """Change the entries of living processes that have these registrations, by slot."""
         with self._exclusive():
             opened = self._open(group)
-            known = ((slot, opened.process(slot), of) for slot, of in overheads.items())
             changed = {
-                slot: msgspec.structs.replace(process, overhead_bytes=of.overhead_bytes)
-                for slot, process, of in known
-                if process is not None
+                slot: change(slot, process)
+                for slot, registration in registrations.items()
+                if (process := opened.process(slot)) is not None
                 and process.alive
-                and process.registration == of.registration
-                and process.overhead_bytes != of.overhead_bytes
+                and process.registration == registration
             }
             if changed:
                 opened.write(processes=changed)
 
     def _keep(self, group: str, limit: Limit) -> bool:
-        """Whether the files that are there can stay; they have the limit then."""
+        """Set the limit in the present files. Returns False if they must be replaced."""
         try:
             opened = self._open(group)
         except GroupError:
-            if group in self._opening:  # a lease, which ends
+            if group in self._opening:  # a tenant's lease, which ends
                 raise
             return False
         try:
@@ -219,10 +208,10 @@ class Groups:
             whole = True
         except RegionInvalid:
             whole = False
-        if whole and opened.gpu().uuid == bytes_of(limit.uuid):
+        if whole and limits_file.bytes_of(opened.limit().uuid) == limits_file.bytes_of(limit.uuid):
             self._write(opened, limit)
             return True
-        alive = [each.host_pid for each in opened.processes().values() if each.alive]
+        alive = [process.host_pid for process in opened.processes().values() if process.alive]
         if alive:
             raise GroupError(
                 f"group {group}: processes {alive} still use its files, which are of another GPU "
@@ -233,32 +222,23 @@ class Groups:
     def _replace(self, group: str, limit: Limit) -> None:
         directory = self.root / group
         allocation = os.urandom(16)
-        content = limits_file.content_of(self._entry(limit), allocation)
-        # Last `limits`, by which the group is one: a kill before that leaves none.
+        content = limits_file.content_of(limit, allocation)
+        # `limits` last: a kill before that leaves no group.
         files.remove(directory / "limits", durable=False)
         self._forget(group)
-        self._rooms.put(directory / "region", region.content_of(allocation))
+        self._regions.put(directory / "region", region.content_of(allocation))
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
     def _write(self, opened: LimitsFile, limit: Limit) -> None:
-        former = opened.gpu()
+        """Set the limit and keep the corrections of compute shares."""
+        before = opened.limit()
         opened.write(
-            msgspec.structs.replace(
-                self._entry(limit), kappa=former.kappa, settled_ns=former.settled_ns
-            )
-        )
-
-    def _entry(self, limit: Limit) -> GpuEntry:
-        return GpuEntry(
-            uuid=bytes_of(limit.uuid),
-            memory_bytes=limit.memory_bytes,
-            context_bytes=CONTEXT_RESERVE,
-            share=limit.compute_share,
+            msgspec.structs.replace(limit, kappa=before.kappa, settled_ns=before.settled_ns)
         )
 
     def _open(self, group: str) -> LimitsFile:
-        """`limits` of a group, which stays open. Under a lock."""
-        path = f"{self.root}/{group}/limits"  # an object costs more
+        """The open `limits` of a group. The caller has a lock."""
+        path = f"{self.root}/{group}/limits"  # a Path costs more
         opened = self._opened.get(group)
         if opened is not None and opened.is_at(path):
             return opened
@@ -266,17 +246,17 @@ class Groups:
         try:
             self._opened[group] = LimitsFile(path)
         except LimitsInvalid as error:
-            if isinstance(error, LimitsLeased) and group not in self._opening:
+            if isinstance(error, limits_file.LimitsLeased) and group not in self._opening:
                 self._opening.add(group)
                 threading.Thread(target=self._outlast, args=(group, path), daemon=True).start()
             raise GroupError(f"group {group}: {error}") from None
         return self._opened[group]
 
     def _outlast(self, group: str, path: str) -> None:
-        """Open `limits` of which a tenant took a lease while no agent had it open."""
+        """Wait for the end of a tenant's lease of `limits`, and open the file."""
         try:
             opened = LimitsFile(path, waits=True)
-        except LimitsInvalid:  # it is removed
+        except LimitsInvalid:  # the file was removed
             opened = None
         with self._thread_lock:
             self._opening.discard(group)
@@ -292,7 +272,7 @@ class Groups:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One writer on this node: an agent that stops, and the next one, write for a while."""
+        """Let one writer on this node in: for a while an old and a new agent both write."""
         with self._thread_lock:
             try:
                 self._lock.acquire()

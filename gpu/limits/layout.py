@@ -1,6 +1,6 @@
-"""The files `limits` and `region` of a group, and the messages of its socket: gpu/shim/layout.h.
+"""Layouts of the files `limits` and `region` and of the socket's messages (gpu/shim/layout.h).
 
-The header says what each field means and who writes it. A test compares every offset with it.
+Each class PfX is struct pf_x; the header explains the fields. A test compares the offsets.
 """
 
 from ctypes import LittleEndianStructure, c_int64, c_uint8, c_uint32, c_uint64, sizeof
@@ -26,8 +26,6 @@ def _u64(*names: str) -> list[tuple[str, type[c_uint64]]]:
 
 
 class PfGpuLimit(LittleEndianStructure):
-    """struct pf_gpu_limit."""
-
     _fields_ = [
         ("uuid", c_uint8 * 16),
         *_u64("memory_bytes", "context_bytes", "burst_ns", "most_debt_ns"),
@@ -37,8 +35,6 @@ class PfGpuLimit(LittleEndianStructure):
 
 
 class PfProcess(LittleEndianStructure):
-    """struct pf_process."""
-
     _fields_ = [
         *_u64("registration", "start_time"),
         *_u32("host_pid", "state"),
@@ -47,7 +43,7 @@ class PfProcess(LittleEndianStructure):
 
 
 class PfLimitsHeader(LittleEndianStructure):
-    """struct pf_limits before `gpu`."""
+    """The fields of struct pf_limits before `gpu`."""
 
     _fields_ = [
         ("magic", c_uint64),
@@ -58,8 +54,6 @@ class PfLimitsHeader(LittleEndianStructure):
 
 
 class PfLimits(LittleEndianStructure):
-    """struct pf_limits."""
-
     _fields_ = [
         ("header", PfLimitsHeader),
         ("gpu", PfGpuLimit),
@@ -68,8 +62,6 @@ class PfLimits(LittleEndianStructure):
 
 
 class PfGpu(LittleEndianStructure):
-    """struct pf_gpu."""
-
     _fields_ = [
         *_u64("used_bytes", "peak_bytes", "denied"),
         ("reserved", c_uint64 * 6),
@@ -82,8 +74,6 @@ class PfGpu(LittleEndianStructure):
 
 
 class PfSlot(LittleEndianStructure):
-    """struct pf_slot."""
-
     _fields_ = [
         *_u32("state", "pid"),
         *_u64("pid_namespace", "start_time", "image", "registration", "instance"),
@@ -92,7 +82,7 @@ class PfSlot(LittleEndianStructure):
 
 
 class PfRegionHeader(LittleEndianStructure):
-    """struct pf_region before `gpu`."""
+    """The fields of struct pf_region before `gpu`."""
 
     _fields_ = [
         ("magic", c_uint64),
@@ -106,8 +96,6 @@ class PfRegionHeader(LittleEndianStructure):
 
 
 class PfRegion(LittleEndianStructure):
-    """struct pf_region."""
-
     _fields_ = [
         ("header", PfRegionHeader),
         ("gpu", PfGpu),
@@ -116,14 +104,10 @@ class PfRegion(LittleEndianStructure):
 
 
 class PfRequest(LittleEndianStructure):
-    """struct pf_request."""
-
     _fields_ = [("version", c_uint32), ("slot", c_uint32)]
 
 
 class PfAnswer(LittleEndianStructure):
-    """struct pf_answer."""
-
     _fields_ = [("status", c_uint32), ("host_pid", c_uint32), ("registration", c_uint64)]
 
 

@@ -1,8 +1,8 @@
-"""Limits of a group, and its file `limits`: its containers read it, only the agent writes.
+"""Limits of a group, and its file `limits`, which its containers read and only the agent writes.
 
-A change is a few pwrite(2)s between two of the sequence number, which is odd meanwhile. Each holds
-the inode's lock, which orders them on every architecture. What a killed writer left (an odd number)
-the next writer makes even again. Writers exclude each other: see `Groups`.
+A writer makes the sequence number odd, changes the content, and makes the number even again. Each
+pwrite(2) holds the inode's lock, which orders the writes on every architecture. After a killed
+writer the next one makes the number even. Only one writer may write at a time: see `Groups`.
 """
 
 import os
@@ -11,13 +11,12 @@ import struct
 import uuid as uuids
 from collections.abc import Mapping
 from ctypes import sizeof
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from base import files
-from gpu.limit_settings import CONTEXT_RESERVE
+from gpu.gpu_pool import CONTEXT_RESERVE
 from gpu.limits import layout
 
 SHARES = 10_000  # a share of 1 in the file
@@ -31,55 +30,46 @@ _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
 class LimitsInvalid(Exception):
-    """The file does not exist, or is not one that this version wrote. The text names it."""
+    """The file does not exist, or this version did not write it. The text names it."""
 
 
 class LimitsLeased(LimitsInvalid):
-    """The tenant keeps the file from being opened for a while."""
+    """A tenant's lease keeps the agent from opening the file for a while."""
 
 
 class GroupError(Exception):
-    """Limits cannot be set. The text names the group and says what to do."""
+    """Limits cannot be set. The text names the group and the remedy."""
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What a group may use of its GPU."""
+class Limit(msgspec.Struct, frozen=True):
+    """The limit of a group on its GPU, and the parameters of its compute share."""
 
     uuid: str  # "GPU-…"
     memory_bytes: int  # of all its processes together
     compute_share: float  # of the GPU's time, in (0, 1]
-
-
-class GpuEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the group may use of its GPU now."""
-
-    uuid: bytes  # 16 bytes
-    memory_bytes: int
-    context_bytes: int  # charged for a context until it is measured
-    share: float  # of the GPU's time, in (0, 1]
-    kappa: float = 1.0  # what estimated costs are multiplied with
+    context_bytes: int = CONTEXT_RESERVE  # charged for a context until it is measured
+    kappa: float = 1.0  # factor of estimated costs
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
-    settled_ns: int = 0  # GPU time owed beside what launches paid for; negative: less
+    settled_ns: int = 0  # GPU time to pay in addition to launches; negative: refunded
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knows of the process in a slot."""
+    """The agent's entry for the process in a slot."""
 
     registration: int
     host_pid: int
     start_time: int  # clock ticks since the boot
     alive: bool
-    overhead_bytes: int | None = None  # None: not measured
+    overhead_bytes: int | None = None  # `None`: not measured
 
 
 class LimitsFile:
-    """An open `limits`. Raises LimitsInvalid, later OSError.
+    """An open `limits`. `__init__` raises LimitsInvalid; methods raise OSError too.
 
-    The caller makes sure that there is one writer at a time. While it is open for writing nobody
-    gets a lease of the file (fcntl(2), F_SETLEASE). With `waits` the opening outlasts a tenant's
-    lease: the kernel ends it within /proc/sys/fs/lease-break-time seconds (45).
+    The caller ensures that there is one writer at a time. While the file is open for writing, no
+    tenant can take a lease of it (fcntl(2), F_SETLEASE). With `waits` the constructor waits for the
+    end of a tenant's lease: the kernel ends it within /proc/sys/fs/lease-break-time seconds (45).
     """
 
     def __init__(self, path: Path | str, *, waits: bool = False) -> None:
@@ -96,8 +86,8 @@ class LimitsFile:
             if status.st_size != layout.LIMITS_SIZE:
                 raise LimitsInvalid(f"{path}: has not the size of this version's file")
             header = self.header()
-            wanted = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
-            if (header.magic, header.version, header.size) != wanted:
+            expected = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
+            if (header.magic, header.version, header.size) != expected:
                 raise LimitsInvalid(f"{path}: is not of this version")
         except BaseException:
             os.close(self._descriptor)
@@ -110,30 +100,28 @@ class LimitsFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     def is_at(self, path: str) -> bool:
-        """Whether it is the file that is at this path now, in its full size."""
+        """Whether the path still leads to this file, in its full size."""
         try:
-            status = os.stat(path)  # noqa: PTH116 - an object costs more
+            status = os.stat(path)  # noqa: PTH116 - a Path costs more
         except OSError:
             return False
         whole = status.st_size == layout.LIMITS_SIZE
         return whole and (status.st_dev, status.st_ino) == self._place
 
     def header(self) -> layout.PfLimitsHeader:
-        """The header now. While its sequence number is the same and even, so is all else."""
+        """The header. While its sequence number stays the same and even, the content does too."""
         return layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
 
-    def gpu(self) -> GpuEntry:
-        """What the group may use of its GPU."""
+    def limit(self) -> Limit:
         gpu = layout.PfGpuLimit.from_buffer_copy(self._read(layout.GPU_AT, _GPU))
-        return GpuEntry(
-            uuid=bytes(gpu.uuid),
-            memory_bytes=gpu.memory_bytes,
+        return Limit(
+            f"GPU-{uuids.UUID(bytes=bytes(gpu.uuid))}",
+            gpu.memory_bytes,
+            gpu.share / SHARES,
             context_bytes=gpu.context_bytes,
-            share=gpu.share / SHARES,
             kappa=gpu.kappa / KAPPA,
             burst_ns=gpu.burst_ns,
             most_debt_ns=gpu.most_debt_ns,
@@ -141,7 +129,7 @@ class LimitsFile:
         )
 
     def processes(self) -> dict[int, Registered]:
-        """What is known of the processes, by slot; without slots that were never registered."""
+        """The entries of processes, by slot; without slots that were never registered."""
         content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
         registrations = memoryview(content).cast("Q")[:: _PROCESS // 8]  # each entry's first field
         return {
@@ -151,30 +139,30 @@ class LimitsFile:
         }
 
     def process(self, slot: int) -> Registered | None:
-        """What is known of the process in one slot."""
+        """The entry of one slot; `None` if it was never registered."""
         content = self._read(layout.PROCESS_AT + slot * _PROCESS, _PROCESS)
         registered = self._registered(content, 0)
         return registered if registered.registration else None
 
     def write(
-        self, gpu: GpuEntry | None = None, processes: Mapping[int, Registered] | None = None
+        self, limit: Limit | None = None, processes: Mapping[int, Registered] | None = None
     ) -> None:
-        """Change what the group may use, or the processes in some slots, at once.
+        """Change the limit and the entries of some slots, all at once.
 
-        Nothing is written where the file has all of it: each change makes all processes read it.
+        Writes nothing if the content is the same: after each change all processes read the file.
         """
-        changes = [(layout.GPU_AT, _gpu(gpu))] if gpu is not None else []
+        changes = [(layout.GPU_AT, _gpu(limit))] if limit is not None else []
         for slot, process in (processes or {}).items():
             changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
         (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
         is_whole = sequence % 2 == 0
         if is_whole and all(self._read(at, len(content)) == content for at, content in changes):
             return
-        odd = sequence | 1  # it is odd already if a writer was killed
+        odd = sequence | 1  # odd already after a killed writer
         files.write_at(self._descriptor, struct.pack("<Q", odd), _SEQUENCE_AT)
         for offset, content in changes:
             files.write_at(self._descriptor, content, offset)
-        # Not after an error: readers keep their copy of the last whole content.
+        # Not after an error: readers keep their copy of the last complete content.
         even = (odd + 1) % 2**64 or 2
         files.write_at(self._descriptor, struct.pack("<Q", even), _SEQUENCE_AT)
 
@@ -195,26 +183,26 @@ class LimitsFile:
         return content
 
 
-_ENTRY = struct.Struct("<QQIIQ")  # struct pf_process; quicker than its fields
+_ENTRY = struct.Struct("<QQIIQ")  # struct pf_process; faster than ctypes
 
 
-def content_of(gpu: GpuEntry, allocation: bytes) -> bytes:
-    """A new file's content. `allocation` has 16 bytes, as in `region`."""
+def content_of(limit: Limit, allocation: bytes) -> bytes:
+    """The content of a new file. `allocation` has 16 bytes, as in `region`."""
     header = layout.PfLimitsHeader()
     header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
     header.size, header.sequence = layout.LIMITS_SIZE, 2
     header.allocation[:] = allocation
-    return (bytes(header) + _gpu(gpu)).ljust(layout.LIMITS_SIZE, b"\0")
+    return (bytes(header) + _gpu(limit)).ljust(layout.LIMITS_SIZE, b"\0")
 
 
-def _gpu(gpu: GpuEntry) -> bytes:
+def _gpu(limit: Limit) -> bytes:
     entry = layout.PfGpuLimit()
-    entry.uuid[:] = gpu.uuid
-    entry.memory_bytes, entry.context_bytes = gpu.memory_bytes, gpu.context_bytes
-    entry.burst_ns, entry.most_debt_ns = gpu.burst_ns, gpu.most_debt_ns
-    entry.share = min(SHARES, max(1, round(gpu.share * SHARES)))
-    entry.settled_ns = min(2**63 - 1, max(-(2**63), gpu.settled_ns))
-    entry.kappa = min(2**32 - 1, max(1, round(gpu.kappa * KAPPA)))
+    entry.uuid[:] = bytes_of(limit.uuid)
+    entry.memory_bytes, entry.context_bytes = limit.memory_bytes, limit.context_bytes
+    entry.burst_ns, entry.most_debt_ns = limit.burst_ns, limit.most_debt_ns
+    entry.share = min(SHARES, max(1, round(limit.compute_share * SHARES)))
+    entry.settled_ns = min(2**63 - 1, max(-(2**63), limit.settled_ns))
+    entry.kappa = min(2**32 - 1, max(1, round(limit.kappa * KAPPA)))
     return bytes(entry)
 
 
@@ -223,12 +211,12 @@ def _process(process: Registered) -> bytes:
     overhead = layout.NOT_MEASURED
     if process.overhead_bytes is not None:
         overhead = min(process.overhead_bytes, layout.NOT_MEASURED - 1)
-    began = process.registration, process.start_time, process.host_pid
-    return _ENTRY.pack(*began, state, overhead)
+    numbers = process.registration, process.start_time, process.host_pid
+    return _ENTRY.pack(*numbers, state, overhead)
 
 
 def bytes_of(uuid: str) -> bytes:
-    """The 16 bytes of "GPU-…", as cuDeviceGetUuid answers them. Raises GroupError."""
+    """The 16 bytes of "GPU-…", as in cuDeviceGetUuid. Raises GroupError."""
     kind, _, number = uuid.partition("-")
     try:
         if kind != "GPU":
@@ -239,7 +227,7 @@ def bytes_of(uuid: str) -> bytes:
 
 
 def check_name(group: str) -> None:
-    """Raise GroupError if no group can have this name, which is a directory's."""
+    """Raise GroupError if this name, which is also a directory's, is invalid."""
     if not _NAME.fullmatch(group):
         raise GroupError(
             f"group {group!r}: a name has up to 200 letters, digits, dots, dashes, underscores"
@@ -260,8 +248,3 @@ def check_limit(group: str, limit: Limit) -> None:
             f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0, "
             "and 1 at most"
         )
-
-
-def limit_of(entry: GpuEntry) -> Limit:
-    """What the file `limits` says."""
-    return Limit(f"GPU-{uuids.UUID(bytes=entry.uuid)}", entry.memory_bytes, entry.share)

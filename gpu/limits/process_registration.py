@@ -1,11 +1,10 @@
-"""Registers the processes of groups, and tells their shims when one of them has died.
+"""Registers the processes of groups, and marks them dead in `limits` when they end.
 
-Each group has a socket of its own, in the directory that its containers see. Who connects, the
-kernel says (SO_PEERCRED and a pidfd): its container must hold the group, whatever the request has.
-One group's clients cannot keep another's waiting: each group has a backlog, a number of clients and
-a rate of its own.
+Each group has its own socket, in the directory that its containers see. The kernel identifies the
+connected process (SO_PEERCRED and a pidfd); its container must hold the group. Each group has its
+own backlog, number of clients and rate, so one group cannot delay the clients of another.
 
-The protocol is at the end of shim/layout.h.
+gpu/shim/layout.h describes the protocol.
 """
 
 import logging
@@ -14,71 +13,99 @@ import select
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+
+import msgspec
 
 from base.loop import StepThread
 from base.problems import Seldom
-from gpu.limits import group_socket, layout, processes, refusals
+from gpu.limits import group_socket, layout, processes
 from gpu.limits.group_socket import BURST, GroupSocket, Registrant
 from gpu.limits.groups import Groups
-from gpu.limits.layout import (
-    STATUS_BUSY,
-    STATUS_OK,
-    STATUS_SLOT,
-    STATUS_STRANGER,
-    STATUS_VERSION,
-    PfAnswer,
-    PfRequest,
-)
+from gpu.limits.layout import PfAnswer, PfRequest
 from gpu.limits.limits_file import GroupError, LimitsInvalid
 from gpu.limits.living_processes import LivingProcesses
-from gpu.limits.refusals import Refusals
 from gpu.limits.region import RegionInvalid
 from gpu.limits.tenants import Tenant, Tenants
 
-CLIENTS = 32  # of a group, whose request has not come
-ROUND = 32  # clients of a group that are accepted before another group's turn
+CLIENTS = 32  # of a group, that have sent no request yet
+ROUND = 32  # clients of a group that are accepted in turn
 TICK = 0.25  # seconds
-QUIET = 10.0  # seconds between two lines of the log about a group's clients
-RATE = 200.0  # clients of a group, per second
+QUIET = 10.0  # seconds between two log lines about a group, or two reports of one refusal
+RATE = 200.0  # clients of a group per second
 
 _REQUEST = 8  # bytes
 
 _log = logging.getLogger(__name__)
-
-
+VERSION = (
+    "got no GPU for a process: its library of podfabric is of another version than the node's "
+    "agent: delete the pod"
+)
+STRANGER = (
+    "got no GPU for a process: the agent does not find the process in this container: start it in "
+    "the container itself; if it is there, delete the pod"
+)
+SLOT = (
+    "got no GPU for a process: another process has its place in /run/podfabric/gpu/region: start "
+    "it again; if that does not help, delete the pod"
+)
+BUSY = (
+    "got no GPU for a process: the agent could not register it, and its log says why: start it "
+    "again"
+)
 _REFUSED = {
-    STATUS_VERSION: refusals.VERSION,
-    STATUS_STRANGER: refusals.STRANGER,
-    STATUS_SLOT: refusals.SLOT,
-    STATUS_BUSY: refusals.BUSY,
+    layout.STATUS_VERSION: VERSION,
+    layout.STATUS_STRANGER: STRANGER,
+    layout.STATUS_SLOT: SLOT,
+    layout.STATUS_BUSY: BUSY,
 }
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A refused process: its tenant, and one of the texts above."""
+
+    tenant: Tenant
+    text: str
+
+
+class Refusals:
+    """Logs refusals and passes them to `report`, with a limited rate. Any thread may use it."""
+
+    def __init__(self, report: Callable[[Refusal], object] = lambda refusal: None) -> None:
+        self._report = report
+        self._seldom = Seldom()
+
+    def report(self, tenant: Tenant, text: str, detail: str = "") -> None:
+        """Report a refusal. `detail` is for the log only. Tenants can cause any number of them."""
+        if not self._seldom.may_say((tenant.group, text), QUIET):
+            return
+        pod = f"pod {tenant.pod}, container {tenant.container}"
+        _log.warning("GPUs: %s: %s%s", pod, text, f" ({detail})" if detail else "")
+        self._report(Refusal(tenant=tenant, text=text))
 
 
 class Registrar(StepThread):
     """Serves the sockets of all groups in a thread, from `start` to `close`."""
 
-    def __init__(self, groups: Groups, tenants: Tenants, told: Refusals | None = None) -> None:
+    def __init__(self, groups: Groups, tenants: Tenants, refused: Refusals | None = None) -> None:
         super().__init__("gpu-registrar", join=None)
         self._groups = groups
         self._tenants = tenants
-        self._refusals = told or Refusals()
-        self.answered: Counter[int] = Counter()  # by status
-        self._lock = threading.RLock()  # of the following
+        self._refusals = refused or Refusals()
+        self._lock = threading.RLock()  # guards the following
         self._listeners: dict[int, GroupSocket] = {}  # by descriptor
         self._clients: dict[int, Registrant] = {}
         self._seldom = Seldom()
-        # What could not be written yet: registrations of processes that ended, by group and slot.
-        self._unburied: dict[str, dict[int, int]] = {}
+        # Ended processes that are not marked dead yet: registrations by group and slot.
+        self._unmarked: dict[str, dict[int, int]] = {}
         self._epoll = select.epoll()
         self.living = LivingProcesses(self._epoll)
         self._end = os.eventfd(0, os.EFD_CLOEXEC)
         self._ticked = 0.0
 
     def start(self) -> None:
-        """Adopt what an earlier agent registered, listen at every group's socket, and serve."""
+        """Adopt the processes of an earlier agent, listen on the sockets of all groups, serve."""
         self._epoll.register(self._end, select.EPOLLIN)
         self._groups.made, self._groups.removed = self._listen, self._forget
         for group in self._groups.names():
@@ -90,7 +117,7 @@ class Registrar(StepThread):
         super().start()
 
     def close(self) -> None:
-        """Stop. The sockets' files stay: the next agent replaces them."""
+        """Stop. The files of the sockets stay until the next agent replaces them."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -107,31 +134,30 @@ class Registrar(StepThread):
         os.close(self._end)
 
     def _listen(self, group: str) -> None:
-        """Open the socket of a group, unless it is open. Raises OSError."""
         with self._lock:
-            if self._ended.is_set() or any(
-                each.group == group for each in self._listeners.values()
-            ):
+            if self._ended.is_set() or self._serves(group):
                 return
             listener = GroupSocket(group, group_socket.listen(self._groups.root / group / "agent"))
             self._listeners[listener.socket.fileno()] = listener
             self._accept_if_possible(listener)
 
     def _forget(self, group: str) -> None:
-        """Close the socket of a group that was removed."""
         with self._lock:
             for descriptor, listener in list(self._listeners.items()):
                 if listener.group == group:
                     del self._listeners[descriptor]
-                    # Closing is not enough: a child that was just forked still has the descriptor.
+                    # Unregister: a child that was just forked may still have the descriptor.
                     if listener.accepting:
                         self._epoll.unregister(descriptor)
                     listener.socket.close()
-            self._unburied.pop(group, None)  # another of this name counts registrations from one
+            self._unmarked.pop(group, None)  # registrations of a new group begin at 1
         self.living.forget(group)
 
+    def _serves(self, group: str) -> bool:
+        return any(listener.group == group for listener in self._listeners.values())
+
     def _adopt(self, group: str) -> None:
-        """Watch the processes that an earlier agent registered; bury those that ended since."""
+        """Watch the living processes of an earlier agent; mark the ended ones dead."""
         self._groups.settle(group)
         dead: dict[int, int] = {}
         for slot, known in self._groups.read(group).processes.items():
@@ -147,18 +173,17 @@ class Registrar(StepThread):
                     pidfd, known.host_pid, known.start_time, group, slot, known.registration
                 )
         if dead:
-            self._groups.bury(group, dead)
+            self._groups.mark_dead(group, dead)
 
     def wake(self) -> None:
-        """End the present step."""
         os.eventfd_write(self._end, 1)
 
     def step(self) -> float:
-        """Serve the processes that ask, or wait for one."""
+        """Serve the ready sockets and clients, or wait for one."""
         ready = [descriptor for descriptor, _ in self._epoll.poll(TICK)]
         with self._lock:
-            ended = [each for each in ready if each not in {*self._listeners, *self._clients}]
-        self._bury(self.living.take_ended(ended))  # first: those who ask may need what they had
+            ended = [fd for fd in ready if fd not in {*self._listeners, *self._clients}]
+        self._mark_dead(self.living.take_ended(ended))  # first: a request may need their slots
         for descriptor in ready:
             with self._lock:
                 listener = self._listeners.get(descriptor)
@@ -174,8 +199,8 @@ class Registrar(StepThread):
 
     def _tick(self, now: float) -> None:
         with self._lock:
-            unburied, self._unburied = self._unburied, {}
-        self._bury(unburied)
+            unmarked, self._unmarked = self._unmarked, {}
+        self._mark_dead(unmarked)
         with self._lock:
             passed, self._ticked = min(now - self._ticked, 5.0), now
             for client in list(self._clients.values()):
@@ -186,7 +211,7 @@ class Registrar(StepThread):
                 self._accept_if_possible(listener)
 
     def _accept_if_possible(self, listener: GroupSocket) -> None:
-        """Accept up to the bounds of the group; more clients wait in the backlog."""
+        """Accept clients up to the group's limits; the backlog holds the rest."""
         possible = listener.clients < CLIENTS and listener.budget >= 1
         if possible and not listener.accepting:
             self._epoll.register(listener.socket, select.EPOLLIN)
@@ -203,7 +228,7 @@ class Registrar(StepThread):
                     peer, _ = listener.socket.accept()
                 except BlockingIOError:
                     return
-                except OSError as error:  # no descriptor or memory is left: again after a tick
+                except OSError as error:  # no descriptors or memory: the next tick tries again
                     _log.warning("GPUs: accepting a connection: %s", error.strerror)
                     self._epoll.unregister(listener.socket)
                     listener.accepting = False
@@ -218,7 +243,7 @@ class Registrar(StepThread):
                 client.awaited = True
 
     def _take(self, client: Registrant) -> bool:
-        """Answer a client's request, and close; False if it has not come yet."""
+        """Answer a client's request and close it. Returns False if it must wait for the request."""
         try:
             content = client.socket.recv(_REQUEST + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -231,17 +256,16 @@ class Registrar(StepThread):
         return True
 
     def _answer(self, client: Registrant, request: PfRequest) -> None:
-        """Register the process that asks, if it may have the slot; nothing if it has ended."""
+        """Register the process if it may have the slot. An ended process gets no answer."""
         peer = group_socket.peer(client.socket)
         answer = self._registered(client.listener.group, request, *peer) if peer else None
         if answer is not None:
-            self.answered[answer.status] += 1
-            with suppress(OSError):  # it has gone
+            with suppress(OSError):  # the client has gone
                 client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _registered(self, group: str, request: PfRequest, pid: int, pidfd: int) -> PfAnswer | None:
-        """Enter a process in its slot, and watch it. Takes the pidfd."""
-        status, detail = STATUS_BUSY, ""
+        """Enter a process in its slot and watch it. Takes the pidfd."""
+        status, detail = layout.STATUS_BUSY, ""
         tenant: Tenant | None = None
         try:
             tenant = self._tenants.of(pid)
@@ -249,58 +273,58 @@ class Registrar(StepThread):
             if began is None or processes.has_ended(pidfd):
                 return None
             if request.version != layout.VERSION:
-                status = STATUS_VERSION
+                status = layout.STATUS_VERSION
             elif tenant is None or tenant.group != group:
-                status = STATUS_STRANGER
+                status = layout.STATUS_STRANGER
             elif request.slot >= layout.SLOTS or self._is_taken(group, request.slot, pid, began):
-                status = STATUS_SLOT
+                status = layout.STATUS_SLOT
             else:
                 made = self._groups.register(group, request.slot, pid, began)
                 registration = made.registration
                 self.living.watch(pidfd, pid, began, group, request.slot, registration)
                 pidfd = -1
-                return PfAnswer(STATUS_OK, pid, registration)
+                return PfAnswer(layout.STATUS_OK, pid, registration)
         except (GroupError, LimitsInvalid, OSError) as error:
             detail = f": {error}"
         finally:
             if pidfd >= 0:
                 os.close(pidfd)
-        holders = (of for of in self._tenants.listed() if of.group == group)
-        tenant = tenant or next(holders, None)
         if tenant is None:
-            self._complain(group, f"nobody holds it: process {pid} was refused{detail}")
+            tenant = next((t for t in self._tenants.listed() if t.group == group), None)
+        if tenant is None:
+            self._warn(group, f"no container holds it: process {pid} was refused{detail}")
         else:
-            self._refusals.tell(tenant, _REFUSED[status], f"process {pid}{detail}")
+            self._refusals.report(tenant, _REFUSED[status], f"process {pid}{detail}")
         return PfAnswer(status)
 
     def _is_taken(self, group: str, slot: int, pid: int, start_time: int) -> bool:
-        """Whether another process, which lives, is registered in the slot and uses it.
+        """Whether another living process is registered in the slot and uses it.
 
-        One whose answer came too late has given the slot back, so that it does not say so itself.
+        A process whose answer came too late has released the slot.
         """
         registration = self.living.other_holder(group, slot, pid, start_time)
         if registration is None:
             return False
         try:
             with self._groups.region(group, self._groups.read(group)) as region:
-                said = region.slots([slot]).get(slot)
+                use = region.slots([slot]).get(slot)
         except RegionInvalid:
             return True
-        return said is not None and said.registration == registration
+        return use is not None and use.registration == registration
 
-    def _bury(self, dead: Mapping[str, Mapping[int, int]]) -> None:
-        """Write that processes are dead; again later where that fails, unless the group is gone."""
+    def _mark_dead(self, dead: Mapping[str, Mapping[int, int]]) -> None:
+        """Mark processes dead. After an error the next tick tries again."""
         for group, slots in dead.items():
             try:
-                self._groups.bury(group, slots)
+                self._groups.mark_dead(group, slots)
             except (GroupError, LimitsInvalid, OSError) as error:
-                self._complain(group, f"processes have ended: {error}")
+                self._warn(group, f"processes have ended: {error}")
                 with self._lock:
-                    if any(each.group == group for each in self._listeners.values()):
-                        self._unburied.setdefault(group, {}).update(slots)
+                    if self._serves(group):
+                        self._unmarked.setdefault(group, {}).update(slots)
 
-    def _complain(self, group: str, text: str) -> None:
-        """Log what a tenant can bring about, not as often as it likes."""
+    def _warn(self, group: str, text: str) -> None:
+        """Log a warning that a tenant can cause, with a limited rate."""
         if self._seldom.may_say(group, QUIET):
             _log.warning("GPUs: group %s: %s", group, text)
 

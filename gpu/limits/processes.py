@@ -1,8 +1,8 @@
-"""Which container a process of the host is in, told by the kernel.
+"""Finds the container of a process of the host, and other facts about processes, in /proc.
 
 Sources: cgroups(7), proc(5); pkg/kubelet/cm/pod_container_manager_linux.go and
-cgroup_manager_linux.go for pods' cgroups; the names that containerd's CRI plugin, CRI-O and
-cri-dockerd give their containers', with the runtime's drivers cgroupfs and systemd.
+cgroup_manager_linux.go for the cgroups of pods; containerd's CRI plugin, CRI-O and cri-dockerd for
+the cgroups of containers, with the drivers cgroupfs and systemd.
 """
 
 import os
@@ -18,10 +18,9 @@ from base import files
 from host import procfs
 
 MOUNTED_REGION = "/run/podfabric/gpu/region"  # PF_REGION_PATH of shim/layout.h
-# Bytes of a mountinfo; one has 300 for each mount, and a tenant may make 100,000.
-_MOST_MOUNTINFO = 4 << 20
+_MOST_MOUNTINFO = 4 << 20  # bytes; a line has about 300, and a tenant may make 100,000 mounts
 
-# "pod" and the UID, or the hash that a static pod has in its place; systemd's names have "_".
+# "pod" and the UID, or a static pod's hash; systemd writes "_" for "-".
 _UID = r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
 _POD = re.compile(
     rf"(?:kubepods-(?:burstable-|besteffort-)?|kubelet-kubepods-[a-z-]*)?{_UID}(?:\.slice)?"
@@ -29,25 +28,23 @@ _POD = re.compile(
 _CONTAINER = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?([0-9a-f]{64})(?:\.scope)?")
 # containerd with the driver cgroupfs below a kubelet with systemd's
 _BOTH = re.compile(rf"[a-z-]*{_UID}\.slice:(?:cri-containerd|crio|docker):([0-9a-f]{{64}})")
-_FIRST = ("memory", "devices", "pids", "name=systemd", "")  # hierarchies; "" is version 2's
+_FIRST = ("memory", "devices", "pids", "name=systemd", "")  # hierarchies; "" is cgroup v2
 
 
 class Container(msgspec.Struct, frozen=True):
-    """A container of a pod."""
-
-    pod_uid: str  # with dashes; of a static pod, 32 digits
+    pod_uid: str  # with dashes; 32 digits for a static pod
     id: str  # 64 hexadecimal digits
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """A place in a file system, as mountinfo has it."""
+    """A place in a file system, as in mountinfo."""
 
     device: str  # "0:25"
     path: str  # from the file system's root
 
 
 def container_of(pid: int) -> Container | None:
-    """The container that a process is in; None outside of pods, or without such a process."""
+    """The container of a process; `None` outside of pods or without such a process."""
     try:
         content = files.read(procfs.name(f"{pid}/cgroup"))
     except OSError:
@@ -57,7 +54,7 @@ def container_of(pid: int) -> Container | None:
 
 @lru_cache(maxsize=256)  # the text is the same for all processes of a container
 def container_in(cgroups: str) -> Container | None:
-    """The container that the text of /proc/PID/cgroup names, of version 1, 2 or both."""
+    """The container in the text of /proc/PID/cgroup, of cgroup v1, v2 or both."""
     paths: dict[str, str] = {}
     for line in procfs.lines(cgroups):
         _, _, rest = line.partition(":")
@@ -72,19 +69,19 @@ def container_in(cgroups: str) -> Container | None:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process began, in clock ticks since the boot; None if it does not exist."""
+    """The start of the process in clock ticks since the boot; `None` if it does not exist."""
     fields = _stat(pid)
     return int(fields[19]) if fields is not None else None
 
 
 def parent_of(pid: int) -> int | None:
-    """The pid of its parent, 0 if that is not seen; None if the process does not exist."""
+    """The pid of its parent, 0 if that is not visible; `None` if the process does not exist."""
     fields = _stat(pid)
     return int(fields[1]) if fields is not None else None
 
 
 def pidfd_of(pid: int) -> int | None:
-    """A pidfd of a process, which another process of its number cannot take; None if it ended."""
+    """A pidfd of a process, which stays with that process; `None` if it has ended."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -92,12 +89,11 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether the process has ended. What was read by its pid before this is False, is its own."""
+    """Whether the process has ended. If not, facts read by its pid before are about it."""
     return bool(ended((pidfd,)))
 
 
 def ended(pidfds: Iterable[int]) -> set[int]:
-    """Those of these pidfds whose processes have ended."""
     poll = select.poll()
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)
@@ -105,16 +101,16 @@ def ended(pidfds: Iterable[int]) -> set[int]:
 
 
 def sees_the_host() -> bool:
-    """Whether this process is in the pid namespace of the host, whose pids the driver tells."""
+    """Whether this process is in the host's pid namespace, as the driver's pids are."""
     try:
         own, host = Path("/proc/self/ns/pid").stat(), procfs.path("1/ns/pid").stat()
-    except OSError:  # it cannot be told
+    except OSError:  # unknown
         return True
     return (own.st_dev, own.st_ino) == (host.st_dev, host.st_ino)
 
 
 def mounted_region(pid: int) -> Mount | None:
-    """Which file the process sees as its group's region; None if it sees none, or far too many."""
+    """The file mounted as the process' region; `None` if there is none, or too many mounts."""
     try:
         with open(procfs.name(f"{pid}/mountinfo"), "rb") as file:  # noqa: PTH123
             content = file.read(_MOST_MOUNTINFO + 1)
@@ -131,7 +127,7 @@ def mounted_region(pid: int) -> Mount | None:
 
 
 def place_of(path: Path) -> Mount:
-    """Where a file or directory of this process is in its file system. Raises OSError."""
+    """The place of a file or directory of this process in its file system. Raises OSError."""
     resolved = str(path.resolve(strict=True))
     best, inside = Mount("", "/"), "/"
     for line in procfs.lines(os.fsdecode(files.read("/proc/self/mountinfo"))):
@@ -145,7 +141,7 @@ def place_of(path: Path) -> Mount:
 
 
 def _container(path: str) -> Container | None:
-    """Of the outermost pod: a container may have cgroups of any name below its own."""
+    """The container of the outermost pod in the path: containers may make cgroups of any name."""
     components = path.split("/")
     for component, below in zip(components, [*components[1:], ""], strict=True):
         if both := _BOTH.fullmatch(component):
@@ -157,7 +153,7 @@ def _container(path: str) -> Container | None:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat after the name of the program, which may have any character."""
+    """The fields of /proc/PID/stat after the program's name, which may have any character."""
     try:
         return files.read(procfs.name(f"{pid}/stat")).rpartition(b")")[2].split()
     except OSError:

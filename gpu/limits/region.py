@@ -1,7 +1,8 @@
-"""The file `region` of a group: what its processes say they use. They can write anything there.
+"""The file `region` of a group: the use of the GPU as its processes report it.
 
-So it is only read, with pread(2): a mapping would end in SIGBUS if the tenant made the file
-shorter. Numbers are clamped to what they can be, and decide nothing about another group.
+The tenant can write anything to the file. So it is read with pread(2): a mapping would end in
+SIGBUS if the tenant truncated the file. Numbers are clamped to possible values. They have no effect
+on other groups.
 """
 
 import os
@@ -20,17 +21,17 @@ MOST_BYTES = 1 << 50  # more than any GPU has
 MOST_COUNT = 1 << 62
 MOST_NS = 1 << 62
 _GPU, _SLOT = sizeof(layout.PfGpu), sizeof(layout.PfSlot)
-_FIELDS = struct.Struct("<I28xQ8xQQ")  # of struct pf_slot: state, registration, data, context
+_FIELDS = struct.Struct("<I28xQ8xQ8x")  # of struct pf_slot: state, registration, data_bytes
 
 
 class RegionInvalid(Exception):
-    """The tenant has damaged its file. The text names the file and says what is wrong."""
+    """The tenant has damaged its file. The text names the file and the error."""
 
 
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group says of its GPU. Bytes, counts, ns; times by CLOCK_MONOTONIC, not in the future.
+    """The use of the GPU as the group reports it, in bytes, counts and ns.
 
-    `tat`, which is in the future while launches wait, is at most 2^62.
+    Times are of CLOCK_MONOTONIC and not in the future, except `tat`.
     """
 
     used_bytes: int
@@ -54,25 +55,20 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process says it has allocated; bytes."""
-
     registration: int
     data_bytes: int
-    context_bytes: int
 
 
 class Region:
     """An open `region`. Every method raises RegionInvalid.
 
-    Args:
-        path: the file.
-        allocation: 16 bytes, from `limits`.
+    `allocation` has the 16 bytes from `limits`.
     """
 
     def __init__(self, path: Path | str, allocation: bytes) -> None:
         self._path = path
         try:
-            # Without waiting: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
+            # O_NONBLOCK: the tenant may hold a lease of its file (fcntl(2), F_SETLEASE).
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(path, flags)
         except OSError as error:
@@ -90,30 +86,25 @@ class Region:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
     def use(self) -> RegionUse:
-        """What the group says of its GPU. Counts of slots are as of the opening."""
+        """The group's use of its GPU. Counts of slots are those at the opening."""
         gpu = layout.PfGpu.from_buffer_copy(self._read(layout.USE_AT, _GPU))
         now, use = time.monotonic_ns(), {}
         for name in RegionUse.__struct_fields__:
             most = _most(name)
-            said = getattr(gpu if hasattr(gpu, name) else self._header, name)
-            use[name] = min(said, now if most is None else most)
+            value = getattr(gpu if hasattr(gpu, name) else self._header, name)
+            use[name] = min(value, now if most is None else most)
         return RegionUse(**use)
 
-    def slots(self, wanted: Iterable[int]) -> dict[int, SlotUse]:
-        """The slots of these indices that a process uses."""
+    def slots(self, indices: Iterable[int]) -> dict[int, SlotUse]:
         slots = {}
-        for index in wanted:
+        for index in indices:
             content = self._read(layout.SLOT_AT + index * _SLOT, _SLOT)
-            state, registration, *used = _FIELDS.unpack(content)
+            state, registration, data = _FIELDS.unpack(content)
             if state == layout.SLOT_USED:
-                data, context = (min(number, MOST_BYTES) for number in used)
-                slots[index] = SlotUse(
-                    registration=registration, data_bytes=data, context_bytes=context
-                )
+                slots[index] = SlotUse(registration=registration, data_bytes=min(data, MOST_BYTES))
         return slots
 
     def _checked(self, allocation: bytes) -> layout.PfRegionHeader:
@@ -122,9 +113,9 @@ class Region:
             raise RegionInvalid(f"{self._path}: has {size} bytes and not {layout.REGION_SIZE}")
         content = self._read(0, layout.USE_AT)
         header = layout.PfRegionHeader.from_buffer_copy(content)
-        wanted = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE, MUTEX_KIND)
+        expected = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE, MUTEX_KIND)
         kind = int.from_bytes(bytes(header.mutex[MUTEX_KIND_AT : MUTEX_KIND_AT + 4]), "little")
-        if (header.magic, header.version, header.size, kind) != wanted:
+        if (header.magic, header.version, header.size, kind) != expected:
             raise RegionInvalid(f"{self._path}: its header was overwritten")
         if bytes(header.allocation) != allocation:
             raise RegionInvalid(f"{self._path}: belongs to another allocation than its limits")
@@ -141,7 +132,7 @@ class Region:
 
 
 def content_of(allocation: bytes) -> bytes:
-    """A new file's content: nothing is used, and the mutex is open."""
+    """The content of a new file: no memory is used, and the mutex is unlocked."""
     header = layout.PfRegionHeader()
     header.magic, header.version = layout.REGION_MAGIC, layout.VERSION
     header.size = layout.REGION_SIZE
@@ -151,7 +142,7 @@ def content_of(allocation: bytes) -> bytes:
 
 
 def _most(name: str) -> int | None:
-    """The most that a field can be; None: the time of now."""
+    """The largest possible value of a field; `None` means the present time."""
     if name.endswith("_at") or name == "last_launch":
         return None
     if name.endswith("_bytes"):

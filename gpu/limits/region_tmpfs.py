@@ -1,12 +1,11 @@
-"""A file system of its own for each region, of exactly the region's size.
+"""Makes a file system for each region, of exactly the region's size.
 
-The tenant can write to its region, so it can make the file larger. On a tmpfs for all it would
-take the room of the others, and of the host, until somebody cuts the file. On its own it gets
-ENOSPC. A mount of the file over its place among the group's files is all that is left to see; the
-file system ends with the last mount of it, which is the container's.
+The tenant can enlarge its region. On a shared tmpfs that would take memory from other groups and
+the host; on its own file system the tenant gets ENOSPC. Only a mount of the file over its place
+among the group's files stays. The file system ends with the last mount, the container's.
 
-The mounts are made in the host's namespace, where the runtime sees them. An agent in a container
-sees them if its directory is mounted with HostToContainer propagation.
+The mounts are made in the host's mount namespace, where the runtime sees them. An agent in a
+container sees them if its directory is mounted with HostToContainer propagation.
 
 Source: tmpfs(5).
 """
@@ -24,26 +23,26 @@ _NAME = "region"
 _BESIDE = ".room"
 
 
-class TmpfsRooms:
-    """Regions on file systems of their own. One thread at a time may use it.
+class RegionTmpfs:
+    """Makes and removes regions. One thread at a time may use it.
 
-    A kill leaves mounts at `path` or beside it, which the next `put` or `remove` takes away.
+    A kill leaves mounts, which the next `put` or `remove` removes.
     """
 
     def __init__(self) -> None:
         self._possible = False
 
     def put(self, path: Path, content: bytes) -> None:
-        """Make the region at `path`, in place of a former one. Raises OSError."""
+        """Make the region at `path`; replace an earlier one. Raises OSError."""
         mounts.in_host(partial(_put, path, content))
 
     def remove(self, path: Path) -> None:
-        """Remove the region at `path`, if there is one. Raises OSError."""
-        if path.parent.exists():  # else this takes no rights, which not every agent has
+        """Remove the region at `path` if it exists. Raises OSError."""
+        if path.parent.exists():  # otherwise do not require the rights to mount
             mounts.in_host(partial(_remove, path))
 
     def obstacle(self, root: Path) -> str | None:
-        """Why no region can be made below `root`; None if one can, which stays so."""
+        """The reason why no region can be made below `root`; `None` if there is none."""
         if self._possible:
             return None
         tried = root / ".tried"
@@ -65,7 +64,7 @@ class TmpfsRooms:
 
 
 def _put(path: Path, content: bytes) -> int:
-    """Make the region; the device number of its file system."""
+    """Make the region. Returns the device number of its file system."""
     _remove(path)
     path.touch(0o600)
     beside = path.parent / _BESIDE
@@ -78,7 +77,7 @@ def _put(path: Path, content: bytes) -> int:
         mounts.mount(str(beside / _NAME), path, "", mounts.BIND)
         return path.stat().st_dev
     finally:
-        mounts.unmount(beside)  # what is mounted of it at `path` stays
+        mounts.unmount(beside)  # the mount of the file at `path` stays
         beside.rmdir()
 
 
@@ -91,7 +90,7 @@ def _remove(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Make the file, with each of its pages. There is room for no second one."""
+    """Write each page of the file in place. The file system has no space for a second file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
     try:
         os.fchmod(descriptor, 0o666)

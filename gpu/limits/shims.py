@@ -1,4 +1,4 @@
-"""The libraries that keep limits: whether a node has all they need, and what containers see."""
+"""The shims that enforce limits: the requirements on the node, and the files for containers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,38 +6,38 @@ from collections.abc import Callable, Sequence
 from base.paths import Paths
 from gpu.driver import driver_files
 from gpu.driver.driver_files import SharedFile
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings
 from gpu.limits import processes
 from host.errors import HostError
 
-LOOK_AGAIN = 5.0  # seconds; directories with the driver may have thousands of entries
+LOOK_AGAIN = 5.0  # seconds; the driver's directories may have thousands of entries
 
 
 class Shims:
     """The shims on this node. One thread at a time may use it.
 
-    `room` answers why groups of limits cannot be made; None if they can.
+    `groups_obstacle` returns the reason why no groups can be made, or `None`.
     """
 
     def __init__(
-        self, paths: Paths, settings: GpuLimitSettings, room: Callable[[], str | None]
+        self, paths: Paths, settings: GpuLimitSettings, groups_obstacle: Callable[[], str | None]
     ) -> None:
         self._shims = paths.shims
         self._root = settings.driver_root
         self._seen = paths.host / settings.driver_root.relative_to("/")
-        self._room = room
+        self._groups_obstacle = groups_obstacle
         self._looked = float("-inf")
         self._problem: str | None = None
 
     def obstacle(self) -> str | None:
-        """Why containers cannot be limited; None if they can."""
+        """The reason why the node cannot enforce limits; `None` if there is none."""
         now = time.monotonic()
         if now - self._looked >= LOOK_AGAIN:
             self._looked, self._problem = now, self._obstacle()
         return self._problem
 
     def files(self) -> Sequence[SharedFile]:
-        """What a container sees of the driver and the shims. Raises HostError."""
+        """The files of the driver and the shims for a container. Raises HostError."""
         return driver_files.shared(driver_files.installed(self._seen), self._root, self._shims)
 
     def _obstacle(self) -> str | None:
@@ -50,4 +50,4 @@ class Shims:
             self.files()
         except HostError as error:
             return str(error)
-        return self._room()
+        return self._groups_obstacle()

@@ -1,4 +1,4 @@
-"""Who holds the groups of this node, and which of them a process of the host belongs to."""
+"""The containers that hold groups, and the group that a process of the host belongs to."""
 
 import threading
 from collections import OrderedDict
@@ -11,38 +11,36 @@ from base.pod import Pod
 from gpu.limits import processes
 from gpu.limits.processes import Container, Mount
 
-_MOST_CONTAINERS = 4096  # whose groups are remembered
+_MOST_CONTAINERS = 4096  # whose groups are cached
 _MOST_ANCESTORS = 32
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of a group: a container."""
+    """The container that holds a group."""
 
     group: str
-    pod: Pod  # its UID may be "" while it is not known
-    container: str  # "" while it is not known
+    pod: Pod  # the UID is "" while it is unknown
+    container: str  # "" while it is unknown
 
 
 class Tenants:
-    """Finds the tenant of a process, among those that `listed` has now. Any thread may use it.
+    """Finds the tenant of a process among the tenants of `listed`. Any thread may use it.
 
-    Nothing that the process says counts: its cgroup tells the pod. Where that leaves several
-    groups, the file that is mounted as the region into the process' container tells which; a
-    process can put another file there only if it has it. A process that changed its root does not
-    show its container's mounts: then its container counts, if any process of it was seen before,
-    or its ancestors in the container do.
+    The cgroup of the process identifies the pod. If the pod has several groups, the file mounted as
+    the region identifies the group: a process can mount only its own. After chroot(2) it does not
+    show its mounts. Then the container's cached group or the mounts of its ancestors count.
     """
 
     def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:
         self.listed = listed
         self._root = root
         self._lock = threading.Lock()
-        self._groups: OrderedDict[Container, str] = OrderedDict()  # of containers that were seen
+        self._groups: OrderedDict[Container, str] = OrderedDict()  # of containers seen before
 
     def of(self, pid: int) -> Tenant | None:
-        """The tenant of the process; None if it is in no container that holds a group.
+        """The tenant of the process; `None` if its container holds no group.
 
-        The caller makes sure that the pid is still that process' (`processes.has_ended`).
+        The caller must check that the process has not ended (`processes.has_ended`).
         """
         container = processes.container_of(pid)
         if container is None:
@@ -54,7 +52,7 @@ class Tenants:
         possible = own or [tenant for tenant in listed if not tenant.pod.uid]
         with self._lock:
             group = self._groups.get(container)
-        known = next((each for each in possible if each.group == group), None)
+        known = next((tenant for tenant in possible if tenant.group == group), None)
         if known is None and possible:
             known = self._by_mount(possible, container, pid)
             if known is not None:
@@ -67,20 +65,20 @@ class Tenants:
     def _by_mount(
         self, possible: Sequence[Tenant], container: Container, pid: int
     ) -> Tenant | None:
-        """Whose region the process sees, or the nearest of its ancestors that sees one."""
+        """The tenant whose region the process or its nearest possible ancestor has mounted."""
         for _ in range(_MOST_ANCESTORS):
             mounted = processes.mounted_region(pid)
             if mounted is not None:
-                regions = ((each, self._region(each.group)) for each in possible)
-                return next((each for each, region in regions if region == mounted), None)
+                regions = ((tenant, self._region(tenant.group)) for tenant in possible)
+                return next((tenant for tenant, region in regions if region == mounted), None)
             pid = processes.parent_of(pid) or 0
             if not pid or processes.container_of(pid) != container:
                 return None
         return None
 
     def _region(self, group: str) -> Mount | None:
-        """Where the group's region is: each has a file system of its own."""
+        """The place of the group's region: each region has its own file system."""
         try:
             return processes.place_of(self._root / group / "region")
-        except OSError:  # it is being removed
+        except OSError:  # the group is being removed
             return None

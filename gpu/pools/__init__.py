@@ -1,1 +1,1 @@
-"""Pools of GPUs: their resources, what containers get, and when it is decided."""
+"""Pools of GPUs: their resources, the choice of a GPU, and the files that containers get."""

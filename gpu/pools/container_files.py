@@ -1,81 +1,59 @@
-"""What a container with parts of a GPU gets when it starts: its nodes, the driver, its limits.
+"""The files and device nodes that a container with a share of a GPU gets when it starts.
 
-Allocate answers with a CDI name, and the start writes what that is (`slot_files`). A group is named
-after the container's slot, which is the first of its ids, and so is the CDI device.
+Allocate answers with the name of a CDI device. The name, which is also the name of the group, stays
+the same while the container has its slot, its first id. The CDI file is written at the start of the
+container, before the runtime reads it. No change touches the file of another container.
+
+A reused slot has no file until its new holder starts. A runtime that reads too early finds no
+device, and the kubelet tries again; it never finds the device of the previous holder.
+
+Source: Container Device Interface, SPEC.md.
 """
 
 import errno
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
+from base import files
 from base.paths import Paths
+from deviceplugin.allocate import cdi
 from deviceplugin.kubelet.plugin_server import Rejected
 from gpu.driver import gpu_device_files
 from gpu.driver.driver_files import SharedFile
 from gpu.limits.limits_file import GroupError, Limit
-from gpu.pools import slot_files
 from gpu.pools.limit_backend import ALONE, GpuParts
 from host.device_nodes import DeviceNode
 from host.errors import HostError
 from host.selinux import READ, WRITE, ContainerLabels
 
-_LONGEST = 200  # bytes of a group's name, which is part of the name of a file
+KIND = "podfabric.io/gpu"
+_PREFIX = "podfabric-slot-"
+_LONGEST = 200  # bytes of a group's name, which is part of a file's name
 
 INSIDE = "/run/podfabric/gpu"
 
-# The nvidia runtime would give a container what its image asks for, which may be all GPUs.
+# Without it, NVIDIA's runtime adds the GPUs that the image asks for, often all of them.
 VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
-class Giver:
-    """Makes what containers get, in the order in which a kill may interrupt it."""
+class ContainerFiles:
+    """Makes and removes the files of containers, in an order that survives a kill."""
 
     def __init__(self, paths: Paths, parts: GpuParts) -> None:
         self._paths = paths
         self._labels = ContainerLabels(paths.sys)
         self.parts = parts
-        self.leaving = False  # there are to be no new containers
+        self.leaving = False  # the node accepts no new containers
 
     def start(
         self, group: str, minor: int, limit: Limit, variables: Mapping[str, str] = {}
     ) -> None:
-        """What a container has that starts: its limits, then its CDI device.
-
-        Raises Rejected and OSError.
-        """
-        found, files = self._nodes(minor), self._limited(group, limit)
-        slot_files.write(self._paths, group, found, files, {**VOID, **variables})
-
-    def uuid(self, group: str) -> str:
-        """The GPU of a container that has started; "" if it is not known."""
-        try:
-            return self.parts.groups.read(group).limit.uuid if self.parts.groups else ""
-        except (GroupError, OSError):
-            return ""
-
-    def remove(self, group: str) -> None:
-        """Remove what a container had that is gone. Raises OSError."""
-        slot_files.remove(self._paths, group)
-        if self.parts.groups is not None:
-            try:
-                self.parts.groups.remove(group)
-            except GroupError as error:
-                raise OSError(errno.EBUSY, str(error), group) from None
-
-    def _nodes(self, minor: int) -> tuple[DeviceNode, ...]:
-        try:
-            return gpu_device_files.of_gpus(
-                self._paths, [minor], gpu_device_files.TOOLS_AND_DISPLAY
-            )
-        except HostError as error:
-            raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
-
-    def _limited(self, group: str, limit: Limit) -> list[SharedFile]:
-        """Have a group with this limit; the files that its container sees.
+        """Make the group of a starting container, then its CDI device.
 
         Raises Rejected and OSError.
         """
@@ -83,36 +61,83 @@ class Giver:
         if groups is None:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, ALONE)
         try:
+            nodes = gpu_device_files.of_gpus(
+                self._paths, [minor], gpu_device_files.TOOLS_AND_DISPLAY
+            )
             directory = groups.make(group, limit)
-            files = [*_files_of(directory), *self.parts.files()]
+            shared = self.parts.files()
         except (GroupError, HostError) as error:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
-        self._label(directory, files)
-        return files
+        self._label(directory)
+        mounts = (
+            SharedFile(str(directory / "limits"), f"{INSIDE}/limits"),
+            SharedFile(str(directory / "region"), f"{INSIDE}/region", read_only=False),
+            # The directory: an agent that starts again makes a new socket in it.
+            SharedFile(str(directory / "agent"), f"{INSIDE}/agent"),
+            *shared,
+        )
+        write_device(self._paths, group, nodes, mounts, {**VOID, **variables})
 
-    def _label(self, directory: Path, files: Sequence[SharedFile]) -> None:
-        """Let containers use what is podfabric's of these, where SELinux denies it else."""
-        for host in {file.host for file in files}:
-            path = Path(host)
-            if path.parent == self._paths.shims or path == directory / "limits":
-                self._labels.set(path, READ)
-        # What is made in the directory `agent` later, a new socket, has the directory's label.
+    def uuid(self, group: str) -> str:
+        """The GPU of a container that has started; "" if it is unknown."""
+        try:
+            return self.parts.groups.read(group).limit.uuid if self.parts.groups else ""
+        except (GroupError, OSError):
+            return ""
+
+    def remove(self, group: str) -> None:
+        files.remove(self._paths.cdi / f"{_PREFIX}{group}.json", durable=False)
+        if self.parts.groups is not None:
+            try:
+                self.parts.groups.remove(group)
+            except GroupError as error:
+                raise OSError(errno.EBUSY, str(error), group) from None
+
+    def remove_others(self, groups: Collection[str]) -> None:
+        """Remove the CDI files of all groups except these. Raises OSError."""
+        for file in sorted(self._paths.cdi.glob(f"{_PREFIX}*.json")):
+            if file.name.removeprefix(_PREFIX).removesuffix(".json") not in groups:
+                files.remove(file, durable=False)
+
+    def _label(self, directory: Path) -> None:
+        """Set SELinux labels that let containers use podfabric's own files."""
+        for path in (*self._paths.shims.glob("*.so"), directory / "limits"):
+            self._labels.set(path, READ)
+        # A new socket in `agent` inherits the directory's label.
         for path in (directory / "region", directory / "agent", *(directory / "agent").iterdir()):
             self._labels.set(path, WRITE)
 
 
+def write_device(
+    paths: Paths,
+    group: str,
+    nodes: Sequence[DeviceNode],
+    mounts: Sequence[SharedFile],
+    variables: Mapping[str, str],
+) -> None:
+    """Write the CDI file of a group if it differs, atomically. Raises OSError."""
+    edits: dict[str, Any] = {
+        "deviceNodes": cdi.node_edits(nodes),
+        "mounts": [
+            {
+                "hostPath": mount.host,
+                "containerPath": mount.container,
+                "options": [
+                    "ro" if mount.read_only else "rw",
+                    *("nosuid", "nodev", "rbind", "rprivate"),
+                ],
+            }
+            for mount in mounts
+        ],
+        "env": [f"{name}={value}" for name, value in sorted(variables.items())],
+    }
+    device = {"name": group, "containerEdits": edits}
+    cdi.put(paths.cdi / f"{_PREFIX}{group}.json", KIND, [device])
+
+
 def group_of(resource: str, slot: str) -> str:
-    """The group of the container whose slot of a resource that is: a name of a directory."""
+    """The name of the group of the container that has this slot of the resource."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{resource}.{slot}")
     if len(name) <= _LONGEST:
         return name
     return f"{name[: _LONGEST - 9]}-{hashlib.sha256(f'{resource}.{slot}'.encode()).hexdigest()[:8]}"
-
-
-def _files_of(directory: Path) -> tuple[SharedFile, ...]:
-    return (
-        SharedFile(str(directory / "limits"), f"{INSIDE}/limits"),
-        SharedFile(str(directory / "region"), f"{INSIDE}/region", read_only=False),
-        # The directory, since an agent that starts again makes a new socket.
-        SharedFile(str(directory / "agent"), f"{INSIDE}/agent"),
-    )

@@ -1,8 +1,8 @@
-"""Which container holds each group of limits, for the agent's part of GPUs.
+"""The containers that hold groups of limits, for the agent.
 
-The ledger knows the groups, and the kubelet the containers: PodResources has the names of their
-pods, its checkpoint the UIDs. A container is noted when it starts; what is missing, also after a
-restart of the agent, is learnt from the kubelet's records.
+The ledger has the groups. The kubelet has the containers: PodResources reports the names of pods,
+the checkpoint the UIDs. A container is recorded when it starts. Missing facts, also after a restart
+of the agent, come from the kubelet's records.
 """
 
 import threading
@@ -32,22 +32,22 @@ class Holders:
     def listed(self) -> list[Tenant]:
         """The tenants of all groups whose containers have started.
 
-        A pod's name or UID is "" while the kubelet has not told it.
+        A pod's name or UID is "" until the kubelet reports it.
         """
         with self._lock:
             groups = (group for group, _ in _groups(self._ledger.allocations()))
             return [self._tenant(group) for group in dict.fromkeys(groups)]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
-        """A container starts that has these rows of one of the kubelet's records.
+        """Record the start of the container that has these rows of a kubelet's record.
 
-        One at a time may start: its group is in the ledger before the next one does.
+        Containers start one at a time: the group is in the ledger before the next start.
         """
         row = rows[0]
         pod = Pod(row.namespace, row.name, row.uid)
         tenant = Tenant(group=group, pod=pod, container=row.container)
-        keys = {(each.resource, device_id) for each in rows for device_id in each.ids}
-        with suppress(KubeletUnreadable):  # then `learn` completes it
+        keys = {(row.resource, device_id) for row in rows for device_id in row.ids}
+        with suppress(KubeletUnreadable):  # `learn` completes it later
             if not row.uid:
                 tenant = _completed(tenant, keys, records.from_checkpoint(self._paths))
         live = {held for held, _ in _groups(self._ledger.allocations())}
@@ -56,7 +56,7 @@ class Holders:
             self._known[group] = tenant
 
     def learn(self, rows: Collection[PodDevices]) -> None:
-        """Complete what is known from the kubelet's records."""
+        """Complete the tenants from the kubelet's records."""
         with self._lock:
             for group, key in _groups(self._ledger.allocations()):
                 self._known[group] = _completed(self._tenant(group), {key}, rows)
@@ -66,7 +66,7 @@ class Holders:
 
 
 def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
-    """Each group whose container has started, and the allocation that it is named after."""
+    """Each group whose container has started, and the key of the allocation that names it."""
     for entry in allocations:
         if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
             yield entry.gpu.group, entry.key
@@ -75,7 +75,7 @@ def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, Allocation
 def _completed(
     tenant: Tenant, keys: Collection[AllocationKey], rows: Iterable[PodDevices]
 ) -> Tenant:
-    """The tenant with what the rows of these ids tell, as far as they agree."""
+    """The tenant with names and UID from the rows that have these ids, unless they disagree."""
     if tenant.pod.name and tenant.pod.uid:
         return tenant
     of_keys = [
@@ -85,7 +85,7 @@ def _completed(
         and tenant.container in ("", row.container)
         and tenant.pod.uid in ("", row.uid or tenant.pod.uid)
     ]
-    # An init container leaves its ids to the containers after it, and only the checkpoint has it.
+    # An init container leaves its ids to later containers; only the checkpoint lists it.
     container = tenant.container
     for row in sorted(of_keys, key=lambda row: (bool(row.name), len(row.ids))):
         container = tenant.container or row.container

@@ -1,4 +1,4 @@
-"""Ids of a resource of GPUs: which may be allocated, which go together, which are given."""
+"""Ids of GPU resources: checks, refusals, preferred ids, and ids that the ledger lacks."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from gpu.driver.gpu_inventory import NodeGPU
 
 
 def check(resource: str, ids: Sequence[str], known: Mapping[str, NodeGPU]) -> None:
-    """Raise Rejected, which names the first id that cannot be allocated; `known` has their GPUs."""
+    """Raise Rejected for the first id that cannot be allocated. `known` has the ids' GPUs."""
     for device_id in ids:
         if device_id not in known:
             raise Rejected(
@@ -25,15 +25,13 @@ def check(resource: str, ids: Sequence[str], known: Mapping[str, NodeGPU]) -> No
             raise refusal(resource, device_id, f"its GPU is unhealthy: {fault}")
 
 
-def refusal(resource: str, what: str, why: str) -> Rejected:
-    """The refusal of an Allocate."""
+def refusal(resource: str, subject: str, reason: str) -> Rejected:
     return Rejected(
-        grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate {what} of {resource}: {why}"
+        grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate {subject} of {resource}: {reason}"
     )
 
 
 def unwritten(error: OSError) -> Rejected:
-    """The answer where an allocation cannot be written."""
     return Rejected(
         grpc.StatusCode.INTERNAL,
         f"cannot write the allocation: {error.filename}: {error.strerror}: check the disk and its "
@@ -42,20 +40,20 @@ def unwritten(error: OSError) -> Rejected:
 
 
 def adopted(ledger: Ledger, resource: str, rows: Iterable[PodDevices]) -> list[DeviceId]:
-    """The ids of a resource that the kubelet gave to containers and the ledger lacks, sorted."""
+    """The ids of a resource that containers have by the kubelet's rows and the ledger lacks."""
     known = ledger.keys()
     ids = {device_id for row in rows if row.resource == resource for device_id in row.ids}
     return sorted(device_id for device_id in ids if (resource, device_id) not in known)
 
 
 def numa(gpu: NodeGPU) -> tuple[int, ...]:
-    """The GPU's NUMA node for a list; () if the kernel does not know."""
+    """The GPU's NUMA node as a tuple; empty if the kernel does not report it."""
     node = gpu.gpu.numa
     return (node,) if node is not None and node >= 0 else ()
 
 
 def preferred(
-    of: Mapping[str, str],
+    gpu_of: Mapping[str, str],
     available: Sequence[str],
     must_include: Sequence[str],
     size: int,
@@ -63,29 +61,26 @@ def preferred(
     *,
     spread: bool,
 ) -> list[str]:
-    """`size` different ids of `available`, fewer only if there are fewer: of one GPU if possible.
+    """Up to `size` ids, of one GPU if possible: first `must_include`, then ids of the same GPUs.
 
     Args:
-        of: the GPU of each id. Ids without one come last.
-        held: how many ids of each GPU other containers hold.
-        spread: of GPUs with enough free ids, take the one with the fewest holders; otherwise the
-            one with the most.
-
-    The available ids of `must_include` come first; their GPU is taken before others.
+        gpu_of: the GPU of each id. Ids without a GPU come last.
+        held: the number of ids of each GPU that other containers hold.
+        spread: prefer the GPU with the fewest holders, else the one with the most.
     """
     free = dict.fromkeys(available)
     chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free]
     chosen = chosen[: max(size, 0)]
     by_gpu: dict[str, list[str]] = {}
     for device_id in sorted(set(free).difference(chosen), key=_order):
-        by_gpu.setdefault(of.get(device_id, ""), []).append(device_id)
+        by_gpu.setdefault(gpu_of.get(device_id, ""), []).append(device_id)
     unknown = by_gpu.pop("", [])
-    taken = Counter(of[device_id] for device_id in chosen if device_id in of)
-    wanted = size - len(chosen)
+    taken = Counter(gpu_of[device_id] for device_id in chosen if device_id in gpu_of)
+    missing = size - len(chosen)
 
     def order(gpu: str) -> tuple[int, int, int, tuple[str, int]]:
         load = held.get(gpu, 0)
-        enough = min(len(by_gpu[gpu]), wanted)
+        enough = min(len(by_gpu[gpu]), missing)
         return -taken[gpu], -enough, load if spread else -load, _order(gpu)
 
     ranked = (device_id for gpu in sorted(by_gpu, key=order) for device_id in by_gpu[gpu])
@@ -93,7 +88,7 @@ def preferred(
 
 
 def _order(text: str) -> tuple[str, int]:
-    """By name, then number: "nvidia0-_-9" before "nvidia0-_-10"."""
+    """Sort by name, then number: "nvidia0-_-9" comes before "nvidia0-_-10"."""
     name = text.rstrip("0123456789")
     number = text[len(name) :]
     return name, int(number) if number and len(number) < 10 else -1

@@ -1,6 +1,6 @@
-"""What the agent adds to pools of GPUs: NVML, and the groups whose limits are kept.
+"""The agent's contribution to pools of GPUs: NVML and the groups that enforce limits.
 
-A device plugin that runs alone has neither, and gives no parts of GPUs.
+A device plugin that runs alone has neither, so it offers no shares of GPUs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,34 +12,34 @@ from gpu.driver.driver_files import SharedFile
 from gpu.driver.gpu_inventory import MemorySource
 
 if TYPE_CHECKING:
-    from gpu.limits.groups import Groups  # more modules than a node without GPUs loads
+    from gpu.limits.groups import Groups  # imports more modules than a node without GPUs needs
 
 ALONE = "the device plugin runs alone: run `podfabric agent`, which keeps limits"
 
 
 @dataclass(frozen=True)
 class GpuParts:
-    """The parts of an agent. Without them no part of a GPU is given.
+    """The functions of an agent. Without them no share of a GPU is allocated.
 
-    `obstacle` answers why limits cannot be kept, and `files` what a container with limits sees
-    beside the files of its group; it raises HostError.
+    `obstacle` returns the reason why the node cannot enforce limits. `files` returns the files of
+    the driver and the shims for containers with limits; it raises HostError.
     """
 
     memory: MemorySource = dict
     groups: "Groups | None" = None
     obstacle: Callable[[], str | None] = lambda: ALONE
     files: Callable[[], Sequence[SharedFile]] = tuple
-    faults: Callable[[], Mapping[str, str]] = dict  # of sick GPUs, by UUID
+    faults: Callable[[], Mapping[str, str]] = dict  # of unhealthy GPUs, by UUID
 
 
 class GpuLimits(Protocol):
-    """Keeps the limits of containers on this node, for a `Service`, from one thread at a time."""
+    """Enforces limits for a `Service`. One thread at a time may use it."""
 
     def parts(self, config: DevicePluginConfig) -> GpuParts:
-        """The parts for that configuration, before its pools are served."""
+        """The functions for that configuration, before its pools are served."""
 
     def start(self) -> None:
-        """The device plugin knows now who holds what. Called again it does nothing."""
+        """Start: the ledger is complete. A second call does nothing."""
 
     def close(self) -> None:
-        """Stop. What containers have stays."""
+        """Stop. The files of containers stay."""

@@ -1,7 +1,4 @@
-"""The GPUs of a node and the resources that its pools of GPUs offer.
-
-`DevicePlugin` calls this beside its pools of HCAs, and serves each resource to the kubelet.
-"""
+"""The resources that the pools of GPUs of a node offer. `DevicePlugin` serves them."""
 
 import logging
 import time
@@ -19,8 +16,7 @@ from deviceplugin.ledger import Ledger
 from deviceplugin.pools.pool_config import DevicePluginConfig
 from gpu.driver.gpu_inventory import NOT_KEPT, GpuInventory, LimitedGPU, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
-from gpu.pools import slot_files
-from gpu.pools.container_files import Giver, group_of
+from gpu.pools.container_files import ContainerFiles, group_of
 from gpu.pools.holders import Holders
 from gpu.pools.limit_backend import GpuParts
 from gpu.pools.pre_start import Starter
@@ -37,7 +33,7 @@ GpuService = ReplicaService | ShareService
 
 
 class GpuPools:
-    """The pools of GPUs of a node. `look` and `adopt` are called by one thread at a time.
+    """The pools of GPUs of a node. One thread at a time may call `look` and `adopt`.
 
     `allocated` is called after each Allocate: other ids may not fit any more.
     """
@@ -55,45 +51,38 @@ class GpuPools:
         self._allocated = allocated
         self._configs: Sequence[GpuPoolConfig] = ()
         self._inventory = GpuInventory(
-            paths, lambda: self._giver.parts.memory(), lambda: self._giver.parts.faults()
+            paths, lambda: self._files.parts.memory(), lambda: self._files.parts.faults()
         )
-        self._giver = Giver(paths, parts)
+        self._files = ContainerFiles(paths, parts)
         self.holders = Holders(paths, ledger)
-        self._starter = Starter(paths, ledger, kubelet, self._giver, self.holders)
+        self._starter = Starter(paths, ledger, kubelet, self._files, self.holders)
         self._limited: Mapping[str, LimitedGPU] = {}  # by address
         self._gpus: list[NodeGPU] = []
-        self._faults: dict[str, str | None] = {}  # that were told, by address
+        self._faults: dict[str, str | None] = {}  # that were logged, by address
         self._expected: frozenset[str] = frozenset()
         self._began = time.monotonic()
         self._problems = Problems(_log)
-        self._replicas: dict[str, ReplicaService] = {}
+        self._replicas: dict[str, ReplicaService] = {}  # by resource
         self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
-        self._shares: dict[str, ShareService] = {}
+        self.shares: dict[str, ShareService] = {}  # by resource
         self._groups = self._live_groups()
-        self._adopted = False  # before, the ledger may lack containers that run
-        self._recorded: frozenset[str] = frozenset()  # names of slots, by the kubelet's records
+        self._adopted = False  # until then the ledger may lack running containers
+        self._recorded: frozenset[str] = frozenset()  # groups by the kubelet's records
 
     @property
     def services(self) -> Mapping[str, GpuService]:
-        """The resources that are offered now."""
-        return {**self._replicas, **self._shares}
-
-    @property
-    def shares(self) -> Mapping[str, ShareService]:
-        """Those of them whose ids are parts of GPUs: containers that end make room for others."""
-        return self._shares
+        """The services by resource; `shares` has those whose ids are shares of GPUs."""
+        return {**self._replicas, **self.shares}
 
     @property
     def limited(self) -> Sequence[LimitedGPU]:
-        """The GPUs that are given in parts."""
         return tuple(self._limited.values())
 
     def use(self, parts: GpuParts) -> None:
-        """Use other parts of the agent."""
-        self._giver.parts = parts
+        self._files.parts = parts
 
     def differs(self) -> bool:
-        """Whether the GPUs, their nodes or obstacles are others than at the last `look`."""
+        """Whether the GPUs, their nodes or obstacles have changed since the last `look`."""
         if not self._configs:
             return False
         gpus = self._inventory.look(self._held())
@@ -104,9 +93,8 @@ class GpuPools:
         )
 
     def look(self, config: DevicePluginConfig) -> set[str]:
-        """Update every resource; those whose lists have changed."""
         configs = config.gpus
-        self._giver.leaving = config.leaving
+        self._files.leaving = config.leaving
         if configs != self._configs:
             self._configure(configs)
         if self._adopted:
@@ -116,41 +104,38 @@ class GpuPools:
         gpus = self._inventory.look(self._held())
         self._gpus, self._expected = gpus, self._expected_of(gpus)
         self._limited = self._limited_of(gpus)
-        seen = [self._withheld(gpu) for gpu in gpus]
-        self._tell_changes(seen)
+        gpus = [self._withheld(gpu) for gpu in gpus]
+        self._log_changes(gpus)
         changed: set[str] = set()
-        for pool, mine in by_pool(self._configs, seen):
-            if pool.mode == "replicas":
-                changed |= self._update_replicas(pool, mine)
-            else:
-                changed |= self._update_shares(pool, mine)
+        for pool, mine in by_pool(self._configs, gpus):
+            changed |= self._update(pool, mine)
         return changed
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record what only the kubelet knows. Raises OSError."""
+        """Record containers that only the kubelet has records of. Raises OSError."""
         for service in self.services.values():
             service.adopt(rows)
         self.holders.learn(rows)
         self._recorded = frozenset(
             group_of(row.resource, min(row.ids))
             for row in rows
-            if row.ids and row.resource in self._shares
+            if row.ids and row.resource in self.shares
         )
-        if not self._adopted:
-            self._groups |= self._left_over()
+        groups = self._files.parts.groups
+        if not self._adopted and groups is not None:
+            self._groups |= set(groups.names())  # an agent that was killed may have left some
         self._adopted = True
 
     def with_room(self) -> list[str]:
-        """The GPUs that a container may get of which only the HCAs are chosen now.
+        """The addresses of GPUs for a container that has its HCAs but no GPU yet.
 
-        If one container waits for its start, they have room for that one; else for the least that
-        a container can have.
+        The shares of the only waiting container fit there, or otherwise the smallest share.
         """
         return sorted({address for pool in self._pools.values() for address in pool.with_room()})
 
     def _limited_of(self, gpus: Sequence[NodeGPU]) -> dict[str, LimitedGPU]:
-        """The GPUs that are given in parts, by address."""
-        obstacle = self._giver.parts.obstacle
+        """The GPUs of which containers get shares, by address."""
+        obstacle = self._files.parts.obstacle
         return {
             gpu.gpu.address: LimitedGPU(uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle())
             for config, mine in by_pool(self._configs, gpus)
@@ -158,14 +143,14 @@ class GpuPools:
         }
 
     def _withheld(self, gpu: NodeGPU) -> NodeGPU:
-        """The GPU, with a fault if its limits cannot be kept."""
+        """The GPU, with a fault if the node cannot enforce its limits."""
         limited = self._limited.get(gpu.gpu.address)
         if gpu.fault is not None or limited is None or limited.obstacle is None:
             return gpu
         return replace(gpu, fault=NOT_KEPT + limited.obstacle)
 
     def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
-        """Have a service for each resource of these pools. One that stays is kept."""
+        """Make a service for each resource; keep those that stay."""
         self._configs = configs
         replicas = {config.resource for config in configs if config.mode == "replicas"}
         self._replicas = {
@@ -178,37 +163,36 @@ class GpuPools:
             config.resources: self._pools.get(config.resources) or SharePool(self._ledger)
             for config in shared
         }
-        before = self._shares
-        self._shares = {}
+        before, self.shares = self.shares, {}
         for config in shared:
             pool = self._pools[config.resources]
             for kind in kinds(config):
                 old = before.get(kind.resource)
-                same = old is not None and old.kind == kind and old.pool is pool
-                self._shares[kind.resource] = (
-                    old
-                    if old is not None and same
-                    else ShareService(pool, kind, self._giver, self._starter, self._allocated)
-                )
+                if old is None or old.kind != kind or old.pool is not pool:
+                    old = ShareService(pool, kind, self._files, self._starter, self._allocated)
+                self.shares[kind.resource] = old
 
-    def _update_replicas(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
-        service = self._replicas[config.resource]
-        changed = service.update(config, gpus, self._expected)
-        self._problems.tell(config.resource, service.problem if gpus else NOTHING)
-        return {config.resource} if changed else set()
-
-    def _update_shares(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
-        pool = self._pools[config.resources]
-        pool.update(config, gpus)
-        self._problems.tell(", ".join(config.resources), pool.problem if gpus else NOTHING)
-        return {name for name in config.resources if self._shares[name].update(self._expected)}
+    def _update(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
+        """Update the resources of a pool. Returns those whose lists have changed."""
+        if config.mode == "replicas":
+            service = self._replicas[config.resource]
+            changed = {config.resource} if service.update(config, gpus, self._expected) else set()
+            problem = service.problem
+        else:
+            pool = self._pools[config.resources]
+            pool.update(config, gpus)
+            problem = pool.problem
+            changed = {
+                name for name in config.resources if self.shares[name].update(self._expected)
+            }
+        self._problems.tell(", ".join(config.resources), problem if gpus else NOTHING)
+        return changed
 
     def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
-        """The GPUs that have not been ready since the plugin started, a short while ago, or whose
-        limits cannot be kept yet.
+        """GPUs that were not ready since the plugin's recent start, or whose limits wait.
 
         A node that boots starts its pods again before the driver is loaded, and the kubelet rejects
-        for good a pod with an unhealthy id (see `StartupGrace`).
+        a pod with an unhealthy id for good (see `StartupGrace`).
         """
         if time.monotonic() >= self._began + GRACE:
             return frozenset()
@@ -230,29 +214,24 @@ class GpuPools:
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))
 
-    def _left_over(self) -> set[str]:
-        """The groups of an earlier agent, which may have been killed before it removed them."""
-        groups = self._giver.parts.groups
-        return set(groups.names()) if groups is not None else set()
-
     def _remove_gone(self) -> None:
-        """Remove the groups and CDI files of containers that are gone."""
-        with self._ledger.allocating:  # an Allocate may give the same slot again
-            # One whose GPU is not there cannot be adopted, and may run all the same.
+        """Remove the groups and CDI files of containers that have ended."""
+        with self._ledger.allocating:  # an Allocate may reuse the slot
+            # A container whose GPU is missing cannot be adopted, but may still run.
             live = self._live_groups() | self._recorded
             try:
-                slot_files.remove_others(self._paths, live)
+                self._files.remove_others(live)
             except OSError as error:
                 _log.warning("%s: cannot be removed: %s", error.filename, error.strerror)
             gone, self._groups = self._groups - live, live
             for group in sorted(gone):
                 try:
-                    self._giver.remove(group)
+                    self._files.remove(group)
                 except OSError as error:
-                    self._groups |= {group}  # tried again
+                    self._groups |= {group}  # the next `look` tries again
                     _log.warning("%s: cannot be removed: %s", group, error)
 
-    def _tell_changes(self, gpus: Sequence[NodeGPU]) -> None:
+    def _log_changes(self, gpus: Sequence[NodeGPU]) -> None:
         before, self._faults = self._faults, {gpu.gpu.address: gpu.fault for gpu in gpus}
         for gpu in gpus:
             if before.get(gpu.gpu.address, "") != gpu.fault:

@@ -1,7 +1,7 @@
 """Mode "replicas": each GPU is K ids of one resource, and each id gives the whole GPU.
 
-Nothing is limited: containers with the same GPU share its memory and its time as they come. Ids
-and answers are those of Deepomatic's shared-gpu: "nvidia0-_-1" to "nvidia0-_-K".
+Nothing is limited: containers on one GPU share its memory and time without limits. Ids and answers
+are those of Deepomatic's shared-gpu: "nvidia0-_-1" to "nvidia0-_-K".
 
 Source: Deepomatic/container-engine-accelerators, pkg/gpu/nvidia/manager.go and beta_plugin.go.
 """
@@ -19,19 +19,17 @@ from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.records import PodDevices
 from deviceplugin.ledger import Ledger
 from gpu.driver import gpu_device_files
-from gpu.driver.driver_files import SharedFile
 from gpu.driver.gpu_inventory import NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
 from gpu.pools import ids as gpu_ids
 from gpu.pools.ids import adopted, numa
-from host.device_nodes import DeviceNode
 from host.errors import HostError
 
 _log = logging.getLogger(__name__)
 
 
 class ReplicaService(ServedPool):
-    """A pool of mode "replicas", as the kubelet sees it. Several threads may call it."""
+    """The resource of a pool of mode "replicas". Several threads may call it."""
 
     def __init__(
         self,
@@ -51,21 +49,21 @@ class ReplicaService(ServedPool):
     def update(
         self, config: GpuPoolConfig, gpus: Sequence[NodeGPU], expected: Collection[str] = ()
     ) -> bool:
-        """Replace the pool and its GPUs; True if the kubelet must get a new list.
+        """Replace the pool and its GPUs. Returns True if the kubelet must get a new list.
 
-        `expected` has the addresses of GPUs that are not ready yet, and whose ids are listed as
-        healthy where a container holds them.
+        `expected` has the addresses of GPUs that are not ready yet. Their ids are listed as healthy
+        if a container holds them.
         """
-        each = min(config.replicas, MOST_IDS // max(len(gpus), 1))
+        count = min(config.replicas, MOST_IDS // max(len(gpus), 1))
         self.problem = None
-        if each != config.replicas:
+        if count != config.replicas:
             self.problem = (
                 f"{config.resource}: {config.replicas} replicas of {len(gpus)} GPUs are more ids "
-                f"than the kubelet accepts ({MOST_IDS}): {each} of each are offered"
+                f"than the kubelet accepts ({MOST_IDS}): {count} of each are offered"
             )
-        by_id = {f"{gpu.name}-_-{k}": gpu for gpu in gpus for k in range(1, each + 1)}
-        waiting = {name for name in self._ledger.held(config.resource) if name in by_id}
-        waiting = {name for name in waiting if by_id[name].gpu.address in expected}
+        by_id = {f"{gpu.name}-_-{k}": gpu for gpu in gpus for k in range(1, count + 1)}
+        held = self._ledger.held(config.resource)
+        waiting = {name for name in by_id if name in held and by_id[name].gpu.address in expected}
         self._config, self._gpus = config, by_id
         return self.relist(
             [
@@ -75,9 +73,9 @@ class ReplicaService(ServedPool):
         )
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """The ids of one GPU if it has enough, else of as few as possible; or of as many."""
+        """Ids of one GPU if it has enough, else of few GPUs."""
         gpus = self._gpus
-        of = {device_id: gpus[device_id].name for device_id in available if device_id in gpus}
+        gpu_of = {device_id: gpus[device_id].name for device_id in available if device_id in gpus}
         free = {(self.name, device_id) for device_id in available}
         held = Counter(
             f"nvidia{allocation.gpu.minor}"
@@ -85,14 +83,14 @@ class ReplicaService(ServedPool):
             if allocation.gpu is not None and allocation.key not in free
         )
         spread = self._config.placement == "spread"
-        return gpu_ids.preferred(of, available, must_include, size, held, spread=spread)
+        return gpu_ids.preferred(gpu_of, available, must_include, size, held, spread=spread)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The nodes of the ids' GPUs, each once. They are on disk before this returns."""
+        """The device nodes of the ids' GPUs. The allocation is on disk before this returns."""
         gpu_ids.check(self.name, ids, self._gpus)
         gpus = {DeviceId(device_id): self._gpus[device_id] for device_id in sorted(ids)}
         try:
-            given = gpu_device_files.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
+            nodes = gpu_device_files.of_gpus(self._paths, {gpu.minor for gpu in gpus.values()})
         except HostError as error:
             raise gpu_ids.refusal(self.name, ids[0], str(error)) from None
         try:
@@ -103,34 +101,27 @@ class ReplicaService(ServedPool):
             raise gpu_ids.unwritten(error) from None
         self._allocated()
         _log.info("%s: %s allocated", self.name, ", ".join(sorted(ids)))
-        return _answer(given, self._config.driver_mount)
+        return v1beta1_pb2.ContainerAllocateResponse(
+            devices=[
+                v1beta1_pb2.DeviceSpec(
+                    container_path=node.path, host_path=node.host, permissions="rw"
+                )
+                for node in nodes
+            ],
+            mounts=[
+                v1beta1_pb2.Mount(
+                    container_path=mount.container, host_path=mount.host, read_only=True
+                )
+                for mount in filter(None, [self._config.driver_mount])
+            ],
+        )
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record what only the kubelet knows. Raises OSError."""
+        """Record containers that only the kubelet has records of. Raises OSError."""
         gpus = self._gpus
-        of_ids: dict[str, AllocatedGPU] = {
-            device_id: _recorded(gpus[device_id])
-            for device_id in adopted(self._ledger, self.name, rows)
-            if device_id in gpus
-        }
-        if of_ids:
-            self._ledger.adopt(self.name, of_ids)
-
-
-def _answer(
-    given: Sequence[DeviceNode], driver: SharedFile | None
-) -> v1beta1_pb2.ContainerAllocateResponse:
-    """Each node once, readable and writable but not to be made; and the driver's directory."""
-    return v1beta1_pb2.ContainerAllocateResponse(
-        devices=[
-            v1beta1_pb2.DeviceSpec(container_path=node.path, host_path=node.host, permissions="rw")
-            for node in given
-        ],
-        mounts=[
-            v1beta1_pb2.Mount(container_path=mount.container, host_path=mount.host, read_only=True)
-            for mount in filter(None, [driver])
-        ],
-    )
+        missing = [name for name in adopted(self._ledger, self.name, rows) if name in gpus]
+        if missing:
+            self._ledger.adopt(self.name, {name: _recorded(gpus[name]) for name in missing})
 
 
 def _recorded(gpu: NodeGPU) -> AllocatedGPU:

@@ -1,8 +1,7 @@
-"""The GPUs of a pool whose ids are parts of them, and how much of each is free.
+"""Shares of GPUs: a pool whose ids are shares, the free share of each GPU, and the choice of a GPU.
 
-Ids name a GPU, and are tokens nevertheless: which GPU a container has is in the ledger, and it may
-be another one. The kubelet chooses ids of each resource on its own, and does not know which of
-them fit together.
+An id names a GPU but does not bind the container to it: the kubelet chooses the ids of each
+resource independently. The ledger has the GPU of each container, which has all of its shares.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,44 +13,70 @@ from deviceplugin.checkpoint import AllocatedGPU, Allocation, AllocationKey
 from deviceplugin.ledger import Ledger
 from gpu.driver.gpu_inventory import NodeGPU
 from gpu.gpu_pool import GpuPoolConfig, Shape
-from gpu.pools.placement import WHOLE, Share
 
+WHOLE = 100  # percent of a GPU's time
 _SHORT = len("GPU-12345678")
 
 
-class SharedGPU(msgspec.Struct, frozen=True):
-    """A GPU of the pool."""
+class Share(msgspec.Struct, frozen=True):
+    """Memory and time of a GPU: of an id, of a container, or free."""
 
+    memory: int = 0  # bytes
+    compute: int = 0  # percent
+
+    def __mul__(self, count: int) -> "Share":
+        return Share(self.memory * count, self.compute * count)
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(self.memory + other.memory, self.compute + other.compute)
+
+    def __sub__(self, other: "Share") -> "Share":
+        return Share(self.memory - other.memory, self.compute - other.compute)
+
+    def holds(self, other: "Share") -> bool:
+        return other.memory <= self.memory and other.compute <= self.compute
+
+    def count(self, other: "Share") -> int:
+        """How often the other share, which must not be empty, fits."""
+        counts = []
+        if other.memory:
+            counts.append(self.memory // other.memory)
+        if other.compute:
+            counts.append(self.compute // other.compute)
+        return max(min(counts), 0)
+
+    def __str__(self) -> str:
+        return f"{self.memory / 2**30:.4g} GiB and {self.compute} %"
+
+
+class SharedGPU(msgspec.Struct, frozen=True):
     node: NodeGPU
     capacity: Share
-    short: str  # the beginning of its UUID, which no other GPU of the pool has
+    short: str  # the start of its UUID, unique in the pool
 
     @property
     def address(self) -> str:
-        """Its PCI address."""
         return self.node.gpu.address
 
     @property
     def uuid(self) -> str:
-        """Its UUID."""
         return self.node.gpu.uuid
 
 
 class IdKind(msgspec.Struct, frozen=True):
-    """What an id of one resource of the pool stands for."""
+    """The share that an id of one resource of the pool stands for."""
 
     resource: str
     share: Share
-    shape: str = ""  # "10g-25" of a slice; "" of a unit of memory or time
+    shape: str = ""  # "10g-25" for a slice; "" for a unit of memory or time
 
     def ids(self, gpu: SharedGPU) -> list[str]:
-        """The ids of a GPU: as many as fit into an empty one."""
+        """The ids of a GPU: the number that fits into an empty one."""
         beginning = f"{gpu.short}.{self.shape}." if self.shape else f"{gpu.uuid}_"
         return [f"{beginning}{k}" for k in range(gpu.capacity.count(self.share))]
 
 
 def kinds(config: GpuPoolConfig) -> tuple[IdKind, ...]:
-    """The resources of a pool of mode slices or units."""
     if config.mode == "slices":
         return tuple(
             IdKind(shape.resource, Share(shape.memory, shape.compute), _text(shape))
@@ -66,25 +91,22 @@ def kinds(config: GpuPoolConfig) -> tuple[IdKind, ...]:
 def by_pool(
     configs: Iterable[GpuPoolConfig], gpus: Iterable[NodeGPU]
 ) -> Iterator[tuple[GpuPoolConfig, list[NodeGPU]]]:
-    """The GPUs of each pool: the first that selects a GPU has it."""
-    left = list(gpus)
+    """The GPUs of each pool. A GPU belongs to the first pool that selects it."""
+    free = list(gpus)
     for config in configs:
-        mine = [gpu for gpu in left if config.selects(gpu.gpu)]
-        left = [gpu for gpu in left if gpu not in mine]
+        mine = [gpu for gpu in free if config.selects(gpu.gpu)]
+        free = [gpu for gpu in free if gpu not in mine]
         yield config, mine
 
 
 class SharePool:
-    """A pool of mode slices or units. `update` replaces what is known of its GPUs."""
-
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.config = GpuPoolConfig()
-        self.gpus: Mapping[str, SharedGPU] = {}  # by address, all whose memory is known
+        self.gpus: Mapping[str, SharedGPU] = {}  # with known memory, by address
         self.problem: str | None = None
 
     def update(self, config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> None:
-        """Replace the configuration and the GPUs."""
         self.config, self.gpus = config, shared_gpus(config, nodes)
         unknown = [node.name for node in nodes if node.gpu.address not in self.gpus]
         self.problem = None
@@ -95,16 +117,16 @@ class SharePool:
             )
 
     def free(self, without: Collection[AllocationKey] = ()) -> dict[str, Share]:
-        """What is free of each healthy GPU, by address; allocations in `without` do not count."""
-        used = given(entry for entry in self.ledger.allocations() if entry.key not in without)
+        """The free share of each healthy GPU, by address. Ignores the allocations in `without`."""
+        used = allocated(entry for entry in self.ledger.allocations() if entry.key not in without)
         return {
-            address: gpu.capacity.minus(used.get(address, Share()))
+            address: gpu.capacity - used.get(address, Share())
             for address, gpu in self.gpus.items()
             if gpu.node.fault is None
         }
 
     def pending(self, without: Collection[AllocationKey] = ()) -> int:
-        """The percents that containers have and that are not bound to a GPU yet."""
+        """Percents that containers have and that are not bound to a GPU yet."""
         return sum(
             percents(allocation.gpu)
             for allocation in self.ledger.allocations()
@@ -115,7 +137,7 @@ class SharePool:
         )
 
     def with_room(self) -> set[str]:
-        """The healthy GPUs for a container whose GPU is not known, as `GpuPools.with_room`."""
+        """The healthy GPUs for a container without a GPU yet; see `GpuPools.with_room`."""
         waiting: dict[tuple[str, str], Share] = {}  # by resource and slot
         keys: list[AllocationKey] = []
         for entry in self.ledger.allocations():
@@ -123,20 +145,21 @@ class SharePool:
             if gpu is not None and gpu.open and entry.resource in self.config.resources:
                 at = entry.resource, gpu.slot
                 share = Share(gpu.memory_bytes, percents(gpu))
-                waiting[at] = waiting.get(at, Share()).plus(share)
+                waiting[at] = waiting.get(at, Share()) + share
                 keys.append(entry.key)
         if len(waiting) == 1:
-            wanted, free = [*waiting.values()], self.free(keys)
+            requests, free = [*waiting.values()], self.free(keys)
         else:
             shares = (kind.share for kind in kinds(self.config))
-            wanted, free = [share for share in shares if share.memory], self.free()
+            requests, free = [share for share in shares if share.memory], self.free()
         return {
-            address for address, room in free.items() if any(room.holds(each) for each in wanted)
+            address
+            for address, share in free.items()
+            if any(share.holds(request) for request in requests)
         }
 
     def shown(self, free: Mapping[str, Share]) -> str:
-        """What is free of each GPU, in words."""
-        texts = [f"{self.gpus[address].node.name} has {room}" for address, room in free.items()]
+        texts = [f"{self.gpus[address].node.name} has {share}" for address, share in free.items()]
         texts += [
             f"{gpu.node.name} is unhealthy: {gpu.node.fault}"
             for gpu in self.gpus.values()
@@ -145,8 +168,33 @@ class SharePool:
         return "; ".join(texts) or "there is no GPU"
 
 
+def choose(
+    free: Mapping[str, Share],
+    request: Share,
+    *,
+    spread: bool,
+    costs: Mapping[str, int] | None = None,
+) -> str | None:
+    """The address of the GPU for a container; `None` if the request fits on none.
+
+    Args:
+        free: the free share of each GPU, by address.
+        spread: at equal costs prefer the GPU with the most free memory, else the least.
+        costs: the distance of each GPU from the container's HCAs; 0 by default.
+    """
+
+    def order(address: str) -> tuple[int, int, int, str]:
+        share = free[address]
+        sign = -1 if spread else 1
+        cost = costs.get(address, 0) if costs else 0
+        return cost, sign * share.memory, sign * share.compute, address
+
+    fitting = [address for address, share in free.items() if share.holds(request)]
+    return min(fitting, key=order, default=None)
+
+
 def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, SharedGPU]:
-    """Those of a pool's GPUs whose memory is known, by address."""
+    """The GPUs of a pool whose memory is known, by address."""
     known = [node for node in nodes if node.gpu.uuid and _usable(config, node) is not None]
     shorts = [node.gpu.uuid[:_SHORT] for node in known]
     return {
@@ -159,34 +207,32 @@ def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, Sh
     }
 
 
-def given(allocations: Iterable[Allocation]) -> dict[str, Share]:
-    """What allocations have of each GPU, by address."""
+def allocated(allocations: Iterable[Allocation]) -> dict[str, Share]:
+    """The shares that allocations have of each GPU, by address."""
     shares: dict[str, Share] = {}
     for allocation in allocations:
         gpu = allocation.gpu
         if gpu is not None and gpu.bdf:
             share = Share(gpu.memory_bytes, percents(gpu))
-            shares[gpu.bdf] = shares.get(gpu.bdf, Share()).plus(share)
+            shares[gpu.bdf] = shares.get(gpu.bdf, Share()) + share
     return shares
 
 
 def percents(gpu: AllocatedGPU) -> int:
-    """The time of an allocation in percent."""
     return round(gpu.compute_share * WHOLE)
 
 
 def healthy_ids(
     free_ids: Mapping[str, Sequence[str]], fits: Mapping[str, int], pending: int = 0
 ) -> set[str]:
-    """The ids that may be allocated, of those that no container holds.
+    """The free ids that may be allocated: the number that fits on the GPUs together.
 
-    As many as fit on the GPUs together: first those that name a GPU with room, then others, whose
-    own GPU is full because containers of other ids are on it.
+    Ids of GPUs with enough free come first. The GPUs of the rest are full with other ids.
 
     Args:
-        free_ids: the ids of each healthy GPU, by address.
-        fits: how many fit on each, by address.
-        pending: how many containers have that are not bound to a GPU yet.
+        free_ids: the ids of each healthy GPU that no container holds, by address.
+        fits: the number of ids that fit on each GPU, by address.
+        pending: the number of allocated ids that are not bound to a GPU yet.
     """
     total = max(sum(fits.get(address, 0) for address in free_ids) - pending, 0)
     own = [ids[: fits.get(address, 0)] for address, ids in free_ids.items()]
@@ -195,7 +241,7 @@ def healthy_ids(
 
 
 def _usable(config: GpuPoolConfig, node: NodeGPU) -> int | None:
-    """The bytes that containers may be given of a GPU; None if its memory is not known."""
+    """The bytes of a GPU that containers can get; `None` if its memory is unknown."""
     if config.memory:
         return max(config.memory - config.reserve, 0)
     if node.memory is None:

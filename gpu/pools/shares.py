@@ -1,8 +1,8 @@
-"""Modes "slices" and "units": an id is a part of a GPU, as one resource of the pool offers it.
+"""Modes "slices" and "units": an id is a share of a GPU.
 
-A slice is memory and time of one GPU. In mode units, memory and time are two resources, as
-Alnair's are. The kubelet allocates them in random order and does not say for which container, so
-Allocate only reserves room, and `pre_start` decides when the container starts.
+A slice is memory and time of one GPU. In mode units, memory and time are two resources, as in
+Alnair. The kubelet allocates them in random order and does not name the container, so Allocate only
+reserves the share, and `pre_start` chooses the GPU when the container starts.
 
 Sources: CentaurusInfra/alnair, alnair-device-plugin, for names, units and ids of mode units.
 """
@@ -18,20 +18,18 @@ from deviceplugin.api import v1beta1_pb2
 from deviceplugin.checkpoint import AllocatedGPU, AllocationKey
 from deviceplugin.kubelet.plugin_server import ServedPool
 from deviceplugin.kubelet.records import PodDevices
-from gpu.limit_settings import CONTEXT_RESERVE
+from gpu.gpu_pool import CONTEXT_RESERVE
 from gpu.pools import ids as gpu_ids
-from gpu.pools import slot_files
-from gpu.pools.container_files import Giver, group_of
+from gpu.pools.container_files import KIND, ContainerFiles, group_of
 from gpu.pools.ids import adopted, numa, refusal
-from gpu.pools.placement import Share, choose
 from gpu.pools.pre_start import Starter
-from gpu.pools.share_pool import IdKind, SharedGPU, SharePool, healthy_ids
+from gpu.pools.share_pool import IdKind, Share, SharedGPU, SharePool, choose, healthy_ids
 
 _log = logging.getLogger(__name__)
 
 
 class ShareService(ServedPool):
-    """One resource of a pool of shares, as the kubelet sees it. Several threads may call it."""
+    """One resource of a pool of shares. Several threads may call it."""
 
     pre_start_required = True
 
@@ -39,20 +37,20 @@ class ShareService(ServedPool):
         self,
         pool: SharePool,
         kind: IdKind,
-        giver: Giver,
+        files: ContainerFiles,
         starter: Starter,
         allocated: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(kind.resource)
         self.kind = kind
         self.pool = pool
-        self._giver = giver
+        self._files = files
         self._starter = starter
         self._allocated = allocated
-        self._gpus: dict[str, SharedGPU] = {}  # that an id names
+        self._gpus: dict[str, SharedGPU] = {}  # by device id
 
     def update(self, expected: Collection[str] = ()) -> bool:
-        """List the ids of the pool's GPUs; True if the kubelet must get a new list.
+        """List the ids of the pool's GPUs. Returns True if the kubelet must get a new list.
 
         `expected` as in `ReplicaService.update`.
         """
@@ -66,14 +64,14 @@ class ShareService(ServedPool):
             gpus |= dict.fromkeys(ids, gpu)
             if address not in bad:
                 free_ids[address] = [device_id for device_id in ids if device_id not in held]
-        room = self.pool.free()
-        fits = {address: free.count(self.kind.share) for address, free in room.items()}
+        free = self.pool.free()
+        fits = {address: share.count(self.kind.share) for address, share in free.items()}
         pending = self.pool.pending() if self.kind.share.compute and not self.kind.shape else 0
-        healthy = set() if self._giver.leaving else healthy_ids(free_ids, fits, pending)
+        healthy = set() if self._files.leaving else healthy_ids(free_ids, fits, pending)
         for device_id, allocation in held.items():
             named = gpus[device_id].address if device_id in gpus else ""
-            given = allocation.gpu
-            if given is None or (given.bdf or named) not in bad_for_holders:
+            recorded = allocation.gpu
+            if recorded is None or (recorded.bdf or named) not in bad_for_holders:
                 healthy.add(device_id)
         self._gpus = gpus
         return self.relist(
@@ -81,43 +79,40 @@ class ShareService(ServedPool):
         )
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Any: which GPU the container has is chosen when it starts."""
+        """Any ids: the GPU is chosen when the container starts."""
         return gpu_ids.preferred({}, available, must_include, size, {}, spread=False)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """Reserve room on one GPU. It is on disk before this returns."""
+        """Reserve the shares on one GPU. The allocation is on disk before this returns."""
         ordered = sorted({DeviceId(device_id) for device_id in ids})
         with self.pool.ledger.allocating:
             self._check(ordered)
             keys = [(self.name, device_id) for device_id in ordered]
-            wanted = self.kind.share.times(len(ordered))
-            chosen = self._choose(len(ordered), keys, wanted)
-            self._check_context(chosen, wanted)
-            given = self._given(ordered, chosen)
-            group = group_of(self.name, given.slot) if given.slot else ""
+            request = self.kind.share * len(ordered)
+            chosen = self._choose(len(ordered), keys, request)
+            self._check_context(chosen, request)
+            recorded = self._reserved(ordered, chosen)
+            group = group_of(self.name, recorded.slot) if recorded.slot else ""
             try:
-                if group:  # an earlier holder's processes have ended: the kubelet gives its slot
-                    self._giver.remove(group)
-                self.pool.ledger.record(self.name, dict.fromkeys(ordered, given))
+                if group:  # the processes of the slot's previous holder have ended
+                    self._files.remove(group)
+                self.pool.ledger.record(self.name, dict.fromkeys(ordered, recorded))
             except OSError as error:
                 raise gpu_ids.unwritten(error) from None
         self._allocated()
         _log.info("%s: %s allocated", self.name, ", ".join(ordered))
-        names = [slot_files.qualified(group)] if group else []
+        names = [f"{KIND}={group}"] if group else []
         return v1beta1_pb2.ContainerAllocateResponse(
             cdi_devices=[v1beta1_pb2.CDIDevice(name=name) for name in names]
         )
 
     def pre_start(self, ids: list[str]) -> None:
-        """Decide what the container that starts has, and write it down. Raises Rejected."""
+        """Choose the GPU of the container that starts, and write its limits. Raises Rejected."""
         self._starter.start(self.pool, self.name, ids)
         self._allocated()
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record what only the kubelet knows, on the GPU that its container was given.
-
-        Raises OSError.
-        """
+        """Record containers that only the kubelet has records of. Raises OSError."""
         missing = set(adopted(self.pool.ledger, self.name, rows)) & self._gpus.keys()
         for row in rows:
             ids = sorted(missing.intersection(row.ids)) if row.resource == self.name else []
@@ -128,44 +123,44 @@ class ShareService(ServedPool):
                 self._allocated()
 
     def _check(self, ids: Sequence[str]) -> None:
-        if self._giver.leaving:
-            why = "podfabric is leaving this node: let the pod run on another one"
-            raise refusal(self.name, f"{len(ids)} ids", why)
+        if self._files.leaving:
+            reason = "podfabric is leaving this node: let the pod run on another one"
+            raise refusal(self.name, f"{len(ids)} ids", reason)
         gpu_ids.check(self.name, ids, {name: gpu.node for name, gpu in self._gpus.items()})
 
-    def _check_context(self, gpu: SharedGPU | None, wanted: Share) -> None:
-        """Refuse a limit within which no program could begin to use CUDA."""
-        if gpu is None or wanted.memory > CONTEXT_RESERVE:
+    def _check_context(self, gpu: SharedGPU | None, request: Share) -> None:
+        """Refuse a memory limit that has no space for a CUDA context."""
+        if gpu is None or request.memory > CONTEXT_RESERVE:
             return
         raise refusal(
             self.name,
-            f"{wanted.memory >> 20} MiB",
+            f"{request.memory >> 20} MiB",
             f"a CUDA context is charged with {CONTEXT_RESERVE >> 20} MiB, and a container must "
             f"have more: ask for {CONTEXT_RESERVE // self.kind.share.memory + 1} or more",
         )
 
     def _choose(
-        self, count: int, keys: Collection[AllocationKey], wanted: Share
+        self, count: int, keys: Collection[AllocationKey], request: Share
     ) -> SharedGPU | None:
-        """A GPU with room for so many ids; None for time alone, which follows the memory."""
+        """The GPU for `count` ids; `None` for time, which follows the memory's GPU."""
         free = self.pool.free(keys)
-        fitting = {address: room for address, room in free.items() if room.holds(wanted)}
-        alone = not self.kind.share.memory
-        left = sum(room.compute for room in free.values()) - self.pool.pending(keys)
-        if not fitting or (alone and left < wanted.compute):
+        fitting = {address: share for address, share in free.items() if share.holds(request)}
+        only_time = not self.kind.share.memory
+        unbound = sum(share.compute for share in free.values()) - self.pool.pending(keys)
+        if not fitting or (only_time and unbound < request.compute):
             raise refusal(
                 self.name,
                 f"{count} ids",
-                f"no GPU has {_amount(wanted)} free: {self.pool.shown(free)}: parts of a "
+                f"no GPU has {_amount(request)} free: {self.pool.shown(free)}: parts of a "
                 "container are on one GPU",
             )
-        if alone:
+        if only_time:
             return None
         spread = self.pool.config.placement == "spread"
-        return self.pool.gpus[choose(fitting, wanted, spread=spread) or ""]
+        return self.pool.gpus[choose(fitting, request, spread=spread) or ""]
 
-    def _given(self, ids: Sequence[str], gpu: SharedGPU | None) -> AllocatedGPU:
-        """What each of the ids is, before the container has started."""
+    def _reserved(self, ids: Sequence[str], gpu: SharedGPU | None) -> AllocatedGPU:
+        """The record of each of the ids before the container starts."""
         return AllocatedGPU(
             uuid=gpu.uuid if gpu is not None else "",
             bdf=gpu.address if gpu is not None else "",
@@ -178,9 +173,9 @@ class ShareService(ServedPool):
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
     ) -> AllocatedGPU:
-        """What an id of a container is that has started before, by the kubelet's record of it.
+        """The record of an id whose container has started, by the kubelet's rows.
 
-        The limits of its group have its GPU. If they do not tell, the ids do.
+        The GPU is that of the group's limits, else the one that the ids name.
         """
         memory = self.pool.config.resources[0] if not self.kind.shape else self.name
         own = (row.uid, row.namespace, row.name, row.container)
@@ -195,17 +190,17 @@ class ShareService(ServedPool):
         )
         slot = min(main.ids)
         group = group_of(main.resource, slot)
-        uuid = self._giver.uuid(group)
+        uuid = self._files.uuid(group)
         gpus = self.pool.gpus.values()
         by_limits = (gpu for gpu in gpus if gpu.uuid == uuid)
         by_name = (gpu for gpu in gpus if slot.startswith((f"{gpu.uuid}_", f"{gpu.short}.")))
         gpu = next(chain(by_limits, by_name), self._gpus[ids[0]])
-        made = self._given(ids, gpu)
+        made = self._reserved(ids, gpu)
         return replace(made, group=group, slot=slot if self.kind.share.memory else "")
 
 
-def _amount(wanted: Share) -> str:
-    if not wanted.memory:
-        return f"{wanted.compute} % of its time"
-    memory = f"{wanted.memory / 2**30:.4g} GiB"
-    return f"{memory} and {wanted.compute} % of its time" if wanted.compute else memory
+def _amount(request: Share) -> str:
+    if not request.memory:
+        return f"{request.compute} % of its time"
+    memory = f"{request.memory / 2**30:.4g} GiB"
+    return f"{memory} and {request.compute} % of its time" if request.compute else memory

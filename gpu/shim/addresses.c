@@ -1,8 +1,7 @@
 /*
- * cuGetProcAddress: how the CUDA runtime takes every function of the driver (since 11.3). The driver
- * is asked with unchanged arguments, and of what it answers only the address is looked at: it is
- * one that a hook stands in for, or not. So names, versions and flags need no table, and each version
- * of a function leads to the hook with its parameters.
+ * cuGetProcAddress, from which the CUDA runtime gets every function of the driver (since 11.3). The
+ * shim passes the arguments on and replaces only the returned address, if a hook stands in for it. So
+ * it needs no table of names, versions and flags.
  */
 #include "hooks.h"
 
@@ -14,8 +13,8 @@
 #include "process.h"
 #include "say.h"
 
-static unsigned short by_address[HOOK_COUNT]; /* indices of hooks, sorted by `real` */
-static unsigned char base_lengths[HOOK_COUNT];    /* of their names */
+static unsigned short by_address[HOOK_COUNT];  /* indices of hooks, sorted by `real` */
+static unsigned char base_lengths[HOOK_COUNT]; /* of the hooks' names */
 static pthread_once_t sorted = PTHREAD_ONCE_INIT;
 
 static int compare(const void *left, const void *right)
@@ -26,7 +25,7 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* The length of an exported name without _v2, _ptsz and the like: as cuGetProcAddress takes it. */
+/* The length of an exported name without _v2, _ptsz and the like, as in calls of cuGetProcAddress. */
 static size_t base_length(const char *name)
 {
     size_t length = strlen(name);
@@ -57,7 +56,7 @@ static bool same_base(size_t hook, const char *symbol, size_t length)
     return base_lengths[hook] == length && memcmp(hooks[hook].name, symbol, length) == 0;
 }
 
-/* The hook for an address of the driver. Two exports may be one function there: then by name. */
+/* The hook for an address of the driver. If two exports are one function, their names decide. */
 static const struct hook *hook_at(const void *address, const char *symbol, size_t length)
 {
     size_t low = 0, high = HOOK_COUNT;
@@ -86,7 +85,7 @@ static bool is_hooked(const char *symbol, size_t length)
     return false;
 }
 
-/* A driver whose own symbols are not bound to itself answers with ours at once. */
+/* A driver without bound symbols returns the shim's address itself. */
 static bool is_ours(const void *address)
 {
     for (size_t i = 0; i < HOOK_COUNT; i++)
@@ -95,8 +94,7 @@ static bool is_ours(const void *address)
     return false;
 }
 
-/* What becomes of an answer of the driver. False: of a hooked function it is a version that the shim
-   does not know, and that is not handed out. */
+/* Replace an address from the driver. False: the shim does not know this version of a hooked function. */
 static bool answer(const char *symbol, void **function)
 {
     pthread_once(&sorted, sort);

@@ -1,14 +1,14 @@
-/* Arrays: the driver lays them out as it likes, so what they take is computed, and not less. */
+/* Arrays. The driver chooses their layout, so the shim computes an upper bound of their size. */
 #include "devices.h"
 #include "group.h"
 #include "hooks.h"
 
 enum { ARRAY_GRANULE = 64 << 10 };
 
-/* Bits of an element of a channel, and where a format fixes them the bits of a whole element. */
+/* The bits of an element. */
 struct format {
-    short format, channel_bits, element_bits;
-    short block; /* the width and height of a block, of which element_bits are the bits */
+    short format, channel_bits, element_bits; /* element_bits is 0 unless the format fixes the channels */
+    short block; /* the width and height of a block of element_bits */
 };
 
 static const struct format formats[] = {
@@ -39,7 +39,7 @@ static const struct format formats[] = {
     {0xca, 0, 32, 1}, {0xcb, 0, 64, 1},
 };
 
-/* One that is not in the table is as large as any: four channels of 32 bits. */
+/* An unknown format has the largest elements: four channels of 32 bits. */
 static struct format find_format(int number)
 {
     for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
@@ -58,7 +58,7 @@ static unsigned __int128 blocks(unsigned __int128 length, int block)
     return (length + (unsigned)block - 1) / (unsigned)block;
 }
 
-/* The bytes of an array with so many mip levels; 0: its memory comes by cuMemCreate. */
+/* The bytes of an array with `levels` mip levels. 0: cuMemCreate allocates its memory. */
 static uint64_t array_bytes(const struct cu_array_3d *array, unsigned levels)
 {
     struct format format = find_format(array->format);
@@ -81,7 +81,7 @@ static uint64_t array_bytes(const struct cu_array_3d *array, unsigned levels)
     return bytes > UINT64_MAX ? UINT64_MAX : (uint64_t)bytes;
 }
 
-/* An array of any version: without a description the driver says what is wrong. */
+/* Create an array. If a pointer is missing, the driver returns the error. */
 #define CREATE(ABI, LEVELS, ...)                                              \
     if (!array || !description)                                               \
         return REAL(hook, ABI)(ARGS_##ABI);                                   \

@@ -1,7 +1,7 @@
 /*
- * Contexts: the first one of a process takes memory that no call tells (CUDA's own, and the
- * code of modules). The agent measures it; until then the group's limit has a number for it. A context
- * that goes takes its allocations with it.
+ * Contexts. No call reports the memory of a process' first context (CUDA's own, and the code of
+ * modules). The agent measures it; until then a number from `limits` counts. A destroyed context takes
+ * its allocations with it.
  */
 #include "devices.h"
 #include "driver.h"
@@ -10,7 +10,7 @@
 #include "hooks.h"
 #include "process.h"
 
-/* Count a context, if it is the first one. False: it does not fit. */
+/* Count a context. Only the first one uses memory. False: it does not fit. */
 static bool add_context(void)
 {
     bool done = true;
@@ -40,8 +40,8 @@ static bool drop(struct entry *entry, void *with)
     return false;
 }
 
-/* Count no more what belonged to a context that is gone; or all (NULL) if there is none any more, also
-   what was allocated in a green one, which no call says. */
+/* Release the allocations of a destroyed context. NULL: the process has no context any more, so release
+   all, also those in green contexts, which are not recorded. */
 static void drop_allocations(void *context)
 {
     struct dropping dropping = {.context = (uintptr_t)context};
@@ -106,10 +106,7 @@ int on_context_destroy(const struct hook *hook, PARAMS_handle)
     return result;
 }
 
-/* ---- the primary context: one for each process, which libraries share ------------------------ */
-
-/* After a call that retains the primary context, for which one was counted. It is counted once,
-   however often it is retained. */
+/* After a call that retains the primary context and counted a context: count it once. */
 static void count_primary(bool retained, void *context)
 {
     pthread_mutex_lock(&process->lock);
@@ -143,7 +140,7 @@ static void primary_gone(void *context)
         settle_graphs(0);
 }
 
-/* After a call that releases the primary context; or all that retained it. */
+/* After a call that releases the primary context once; or, with `all`, resets it. */
 static void release_primary(int device, bool all)
 {
     unsigned flags;
@@ -181,14 +178,13 @@ int on_primary_release(const struct hook *hook, PARAMS_device)
     return release(hook, device, false);
 }
 
-/* Destroys what the context has, and the context, however often it is retained; those who retained
-   it release it later. */
+/* A reset destroys the context, however often it is retained. Its users release it later. */
 int on_primary_reset(const struct hook *hook, PARAMS_device)
 {
     return release(hook, device, true);
 }
 
-/* A green context is a part of the device's primary one, which it retains. */
+/* A green context is part of the device's primary context, which it retains. */
 int on_green(const struct hook *hook, PARAMS_green)
 {
     int result = begin(device);

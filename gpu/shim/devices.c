@@ -20,7 +20,7 @@ enum place place_of_device(int device)
     if (!driver.cuDeviceGetUuid || driver.cuDeviceGetUuid(uuid, device) != CU_SUCCESS)
         return FOREIGN;
     if (!group_has_gpu(uuid)) {
-        COMPLAIN("GPU %d was not given to this container: it gets no memory there", device);
+        COMPLAIN("GPU %d is not allocated to this container: it gets no memory there", device);
         return FOREIGN;
     }
     atomic_store(&process->device, device + 1);
@@ -56,7 +56,7 @@ bool is_capturing(void *stream)
 
     if (!driver.cuStreamIsCapturing)
         return false;
-    /* An error is that the legacy stream waits for one that captures: the call itself will fail. */
+    /* The driver returns an error if another stream's capture blocks the legacy stream: the call fails. */
     return driver.cuStreamIsCapturing(stream, &status) != CU_SUCCESS || status != CU_CAPTURE_NONE;
 }
 
@@ -86,7 +86,7 @@ bool charge(enum place place, uint64_t bytes)
     trim_pools();
     trim_graphs();
     end_own_calls(mode);
-    if (group_charge(bytes)) /* another thread may have given up what there was, too */
+    if (group_charge(bytes)) /* another thread may have released memory, too */
         return true;
     group_denied();
     return false;
@@ -114,7 +114,7 @@ int finish_allocation(int result, struct entry *entry, uint64_t key)
 {
     entry->key = key;
     if (result == CU_SUCCESS)
-        table_put(entry); /* without memory for that it stays counted */
+        table_put(entry); /* without memory for the entry it stays counted */
     else
         group_release(entry->bytes);
     return result;
@@ -127,7 +127,7 @@ int on_init(const struct hook *hook, PARAMS_flags)
     return REAL(hook, flags)(ARGS_flags);
 }
 
-/* Versions of before CUDA 3.2, with addresses and sizes of 32 bits. */
+/* Versions before CUDA 3.2, with addresses and sizes of 32 bits. */
 int on_former(const struct hook *hook, PARAMS_former)
 {
     return CU_NOT_SUPPORTED;

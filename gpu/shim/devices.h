@@ -1,4 +1,4 @@
-/* Where a call allocates: on the group's GPU, or elsewhere. */
+/* Where a call allocates memory, and the calls of the shim's own. */
 #ifndef PODFABRIC_GPU_DEVICES_H
 #define PODFABRIC_GPU_DEVICES_H
 
@@ -10,56 +10,54 @@
 
 enum place {
     OURS,      /* the group's GPU */
-    FOREIGN,   /* another one, on which the group gets nothing */
-    UNCOUNTED, /* the host, or memory that another process pays for */
+    FOREIGN,   /* another GPU, where the group gets no memory */
+    UNCOUNTED, /* the host, or memory that counts for another process */
 };
 
-/* The place of a device as the driver numbers it. */
+/* Devices have the driver's numbers. */
 enum place place_of_device(int device);
-
 enum place place_of_location(const struct cu_location *location);
 
-/* The place of the calling thread's context. The result is the driver's, where there is none. */
+/* The place of the calling thread's context. Returns the driver's result. */
 int current_place(enum place *place);
 
-/* The group's GPU as the driver numbers it; -1: it was not seen yet. */
+/* The group's GPU; -1: no call has used it yet. */
 int our_device(void);
 
-/* Whether what is called on the stream becomes a node of a graph. Then nothing else may be called. */
+/* Whether calls on the stream become nodes of a graph. Then the shim must not call the driver. */
 bool is_capturing(void *stream);
 
-/* Around calls of the shim's own: in a thread that captures, many are illegal unless it says so. */
+/* Around the shim's own calls: many are illegal in a capturing thread without this mode. */
 int begin_own_calls(void);
 void end_own_calls(int mode);
 
-/* Give up pools' and graphs' unused memory. */
+/* Release unused memory of pools and graphs. */
 void trim_pools(void);
 void trim_graphs(void);
 
-/* Count what the driver reserves for graphs, after a launch for which `expected` was. */
+/* Count the memory that the driver reserves for graphs, after a launch that `expected` was charged for. */
 void settle_graphs(uint64_t expected);
 
-/* What pools and graphs take memory in: as far as seen, else what drivers do today. */
+/* The unit in which pools and graphs grow: the smallest one seen, or the usual one. */
 uint64_t granule(void);
 uint64_t round_up(uint64_t bytes, uint64_t granule);
 
-/* What counts for memory that the driver keeps, of which it reserves so much now, after a call. Before
-   it `counted` was, with `growing` of that for calls of other threads that are not done: what the
-   memory grew by may be theirs in part, and what they have not taken of it yet they may still take. */
+/* The bytes to count for memory of which the driver now reserves `reserved`. `counted` counted so far,
+   `growing` of it for unfinished calls of other threads, which may have got part of it already. */
 uint64_t counted_now(uint64_t counted, uint64_t growing, uint64_t reserved);
 
-/* A captured allocation becomes a node of the graph that the stream captures. */
+/* Record a captured allocation, a node of the graph that the stream captures. */
 void note_captured(void *stream, uint64_t bytes);
 
-/* Read again what pools reserve: memory freed in a stream's order goes later. */
+/* Count again what pools reserve: freed memory leaves a pool later, in the stream's order. */
 void settle_pools(void);
 
-/* Count bytes at a place, giving up unused memory where they do not fit. False: they do not fit, and
-   that is counted. */
+/* Count bytes at a place; release unused memory if they do not fit. False: they do not fit; counts
+   the denial. */
 bool charge(enum place place, uint64_t bytes);
 
-/* Count the bytes of an entry where the calling thread's context is, before they are allocated. After
-   the driver's answer: remember them by their key, or count them no more. */
+/* Before an allocation: count the bytes of the entry at the current context's place. After it: record
+   the entry under its key, or count its bytes no more. */
 int begin_allocation(struct entry *entry);
 int finish_allocation(int result, struct entry *entry, uint64_t key);
 

@@ -1,7 +1,7 @@
 /*
- * The part of the CUDA driver API that the shim touches, in plain C types: no CUDA header is needed
- * to build it. A CUdeviceptr and a CUmemGenericAllocationHandle are uint64_t, every other handle is
- * void *, a CUdevice is int. Source: cuda.h of CUDA 12.9 and 13.5.
+ * The part of the CUDA driver API that the shim uses, in plain C types, so the build needs no CUDA
+ * header. CUdeviceptr and CUmemGenericAllocationHandle are uint64_t, CUdevice is int, other handles are
+ * void *. Source: cuda.h of CUDA 12.9 and 13.5.
  */
 #ifndef PODFABRIC_GPU_DRIVER_H
 #define PODFABRIC_GPU_DRIVER_H
@@ -12,9 +12,8 @@
 
 enum cu_result {
     CU_SUCCESS = 0,
-    CU_INVALID_VALUE = 1,
+    CU_INVALID_VALUE = 1, /* in tests */
     CU_OUT_OF_MEMORY = 2,
-    CU_NOT_INITIALIZED = 3,
     CU_NOT_FOUND = 500,
     CU_NOT_READY = 600,
     CU_NOT_SUPPORTED = 801,
@@ -34,7 +33,7 @@ enum { CU_ARRAY_SPARSE = 0x40, CU_ARRAY_DEFERRED = 0x80, CU_ARRAY_LAYERED = 1, C
 
 struct cu_location {
     int type;
-    int id; /* of a locality domain its lowest byte is the device */
+    int id; /* the device; in a locality domain only the lowest byte */
 };
 
 struct cu_allocation { /* CUmemAllocationProp */
@@ -106,8 +105,7 @@ _Static_assert(sizeof(struct cu_allocation) == 32, "abi");
 _Static_assert(sizeof(struct cu_instantiation) == 32, "abi");
 _Static_assert(offsetof(struct cu_launch_config, stream) == 32, "abi");
 
-/* The real driver's functions that the shim calls itself. One that the driver is too old for is
-   NULL. */
+/* The driver's functions that the shim calls itself. NULL: the driver is too old for it. */
 #define DRIVER_FUNCTIONS(DRIVER) \
     DRIVER(cuCtxGetCurrent, (void **context)) \
     DRIVER(cuCtxGetDevice, (int *device)) \

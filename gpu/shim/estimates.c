@@ -9,14 +9,14 @@
 #include "forks.h"
 
 enum {
-    WAYS = 8,   /* entries that a handle can be in */
+    WAYS = 8,   /* entries per set */
     SETS = 256, /* a power of two */
     MEASUREMENTS = 8,
-    FIRST = 4,        /* launches of a function that are all timed, */
-    EVERY = 256,      /* and then one of so many */
-    UNIT = 16,        /* of a measurement, ns */
-    UNKNOWN = 20000,  /* what a launch is taken for before two are measured, ns */
-    SHORTEST = 500,   /* ns; the resolution of events */
+    FIRST = 4,       /* the first launches of a function, all timed */
+    EVERY = 256,     /* later one of EVERY launches is timed */
+    UNIT = 16,       /* of a measurement, ns */
+    UNKNOWN = 20000, /* ns; the estimate before two measurements */
+    SHORTEST = 500,  /* ns; the resolution of events */
 };
 
 #define LONGEST UINT64_C(60000000000) /* ns */
@@ -25,10 +25,10 @@ struct estimate {
     void *what;        /* NULL: unused */
     uint64_t ns;       /* 0: not measured yet */
     uint32_t launches; /* wraps */
-    uint32_t unpaid;   /* launches that were charged as UNKNOWN */
-    uint32_t measured[MEASUREMENTS]; /* in units; one thread at a time, like the next one */
+    uint32_t unpaid;   /* launches that paid for UNKNOWN */
+    uint32_t measured[MEASUREMENTS]; /* in units; written by one thread at a time, like `measurements` */
     uint16_t measurements;
-    uint16_t timed;        /* timings of it that are not done */
+    uint16_t timed; /* running timings */
     bool spared;
 } __attribute__((aligned(64)));
 
@@ -41,9 +41,7 @@ __attribute__((constructor)) static void make_estimates(void)
     estimates = zero_after_fork(SETS * sizeof *estimates);
 }
 
-/* ---- by handle --------------------------------------------------------------------------- */
-
-/* In C++ a name begins with its length: _Z27ncclDevKernel_AllReduce… */
+/* A C++ name begins with its length: _Z27ncclDevKernel_AllReduce… */
 static bool is_nccl(const char *name)
 {
     if (strncmp(name, "_Z", 2) == 0)
@@ -63,9 +61,8 @@ static bool is_spared(enum gate_kind kind, void *what)
            is_nccl(name);
 }
 
-/* The entry of a set that was launched least, for something else; the others count half of what
-   they did, so that an old favourite goes in the end. Threads that still use it for what it was for
-   spoil a measurement at most. */
+/* Reuse the least launched entry of a set. The counts of the other entries are halved, so that unused
+   entries age. Threads that still use the old entry spoil at most one measurement. */
 static struct estimate *replaced(struct estimate *set, void *what)
 {
     struct estimate *least = set;
@@ -127,13 +124,11 @@ bool estimate_is_due(const struct estimate *estimate)
            LOAD(estimate->timed) > 0;
 }
 
-/* ---- measuring --------------------------------------------------------------------------- */
-
 bool estimate_counts(struct estimate *estimate)
 {
     if (!estimate)
         return false;
-    /* Two threads may count one launch: that only shifts which one is timed. */
+    /* If two threads count one launch, only the choice of the timed launch shifts. */
     uint32_t launches = LOAD(estimate->launches);
 
     STORE(estimate->launches, launches + 1);
@@ -171,7 +166,7 @@ static uint64_t lower_quartile(const struct estimate *estimate)
     return (uint64_t)sorted[(count - 1) / 4] * UNIT;
 }
 
-/* What launches that were taken for UNKNOWN took beyond that. */
+/* The GPU time of launches that paid for UNKNOWN, beyond UNKNOWN. */
 static uint64_t unpaid(struct estimate *estimate, uint64_t ns)
 {
     uint64_t launches = __atomic_exchange_n(&estimate->unpaid, 0, __ATOMIC_RELAXED);
@@ -181,9 +176,8 @@ static uint64_t unpaid(struct estimate *estimate, uint64_t ns)
     return launches < LONGEST / (ns - UNKNOWN) ? launches * (ns - UNKNOWN) : LONGEST;
 }
 
-/* Nothing is estimated of the first measurement alone: the driver may have loaded the function's
-   code between its events. What was launched until the second one is paid for then, since a queue of
-   long kernels may be among it. */
+/* The first measurement alone gives no estimate: the driver may have loaded the function's code between
+   its events. The second one also charges the launches before it, which may be a queue of long kernels. */
 uint64_t estimate_measured(struct estimate *estimate, const void *what, uint64_t ns)
 {
     if (!estimate || LOAD(estimate->what) != what)
@@ -195,7 +189,7 @@ uint64_t estimate_measured(struct estimate *estimate, const void *what, uint64_t
     estimate->measured[estimate->measurements % MEASUREMENTS] = (uint32_t)(ns / UNIT);
     estimate->measurements = estimate->measurements < 2 * MEASUREMENTS - 1
                                  ? estimate->measurements + 1
-                                 : MEASUREMENTS; /* which stands for the same place, and for full */
+                                 : MEASUREMENTS; /* the same place, and still full */
     uint64_t quartile = lower_quartile(estimate);
 
     if (estimate->measurements < 2)

@@ -1,4 +1,4 @@
-/* Memory of this process alone: in the child of a fork it is zero (MADV_WIPEONFORK). */
+/* Memory that a fork does not share: it is zero in the child (MADV_WIPEONFORK). */
 #ifndef PODFABRIC_GPU_FORKS_H
 #define PODFABRIC_GPU_FORKS_H
 
@@ -9,7 +9,7 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-/* NULL, with errno: there is no memory, or the kernel cannot do it (before Linux 4.14). */
+/* Returns NULL and sets errno without memory, or before Linux 4.14. */
 static inline void *zero_after_fork(size_t size)
 {
     void *made = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

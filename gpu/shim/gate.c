@@ -7,16 +7,16 @@
 
 #include "devices.h"
 
-#define SPIN_NS UINT64_C(30000)                    /* less is not slept: waking takes longer */
-#define PIECE_NS UINT64_C(100000000)               /* between two looks at the share, at most */
-#define RECENT_NS UINT64_C(30000000000)            /* for which pf_gpu.longest_ns counts */
-#define MOST_NS UINT64_C(3600000000000)            /* of burst and debt, so that no sum overflows */
-#define PATIENCE_NS UINT64_C(1000000000)           /* for a function's first measurement */
-#define LOOK_NS UINT64_C(2000000)                  /* between two looks at events, at most */
-#define LOOKS 32                                   /* of what was waited: between two, too */
-#define HELD_NS UINT64_C(200000000)                /* for which a wait tells that there is work */
-#define QUEUE_NS UINT64_C(50000000)                /* of unfinished work in a stream, at most */
-#define LAG_NS UINT64_C(2000000000)                /* by which a group that had work may catch up */
+#define SPIN_NS UINT64_C(30000)         /* shorter waits spin: waking up takes longer */
+#define PIECE_NS UINT64_C(100000000)    /* the longest sleep before the share is read again */
+#define RECENT_NS UINT64_C(30000000000) /* for which pf_gpu.longest_ns counts */
+#define MOST_NS UINT64_C(3600000000000) /* of burst and debt, so that no sum overflows */
+#define PATIENCE_NS UINT64_C(1000000000) /* for a function's first measurement */
+#define LOOK_NS UINT64_C(2000000)       /* the longest pause between two looks at events */
+#define LOOKS 32                        /* a pause is at most 1/LOOKS of the wait so far */
+#define HELD_NS UINT64_C(200000000)     /* for which a wait shows that the group has work */
+#define QUEUE_NS UINT64_C(50000000)     /* the most unfinished work in a stream */
+#define LAG_NS UINT64_C(2000000000)     /* by which a group with work may catch up */
 #define KAPPA_ONE UINT64_C(0x10000)
 #define LEAST_KAPPA (KAPPA_ONE / 16)
 #define MOST_KAPPA (KAPPA_ONE * 16)
@@ -32,7 +32,7 @@ static uint64_t within(uint64_t value, uint64_t least, uint64_t most)
     return value < least ? least : value > most ? most : value;
 }
 
-#ifndef PF_CLOCK /* a test has a clock of its own */
+#ifndef PF_CLOCK /* a test has its own clock */
 uint64_t gate_now(void)
 {
     struct timespec now;
@@ -41,8 +41,7 @@ uint64_t gate_now(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* The system call, since the function of the C library is a point where a thread can be cancelled.
-   A signal ends it early. */
+/* A system call, since the C library's function is a cancellation point. A signal ends it early. */
 static void sleep_until(uint64_t then)
 {
     struct timespec time = {.tv_sec = (time_t)(then / 1000000000),
@@ -67,9 +66,7 @@ void sleep_until(uint64_t then);
 void spin_until(uint64_t then);
 #endif
 
-/* ---- the group's account ----------------------------------------------------------------- */
-
-/* What GPU time costs in `tat`. */
+/* The cost of GPU time in `tat`. */
 static uint64_t price(const struct pf_gpu_limit *limit, uint64_t gpu_ns, uint64_t share)
 {
     uint64_t kappa = within(LOAD(limit->kappa), LEAST_KAPPA, MOST_KAPPA);
@@ -82,27 +79,26 @@ static uint64_t share_of(const struct pf_gpu_limit *limit)
     return within(LOAD(limit->share), 1, GATE_WHOLE);
 }
 
-/* The latest that `tat` can be. A later one is of another clock, or of a cap that was lowered. */
+/* The latest `tat`. A later one is from another clock, or from before a lower most_debt_ns. */
 static uint64_t latest(const struct pf_gpu_limit *limit, uint64_t now)
 {
     return now + within(LOAD(limit->most_debt_ns), 0, MOST_NS);
 }
 
-/* The earliest that a launch may be paid from. A group that had nothing to do may use a burst at
-   once, and no more. One whose work was not finished has been held up by other groups, and catches
-   up. */
+/* The earliest base for a payment. An idle group may use one burst at once. A group with unfinished
+   work was delayed by other groups and may catch up. */
 static uint64_t not_before(const struct gate_launch *launch, uint64_t now)
 {
     uint64_t held = LOAD(launch->gpu->backlogged_at); /* of any process of the group */
-    uint64_t ago = held < now ? now - held : held - now; /* another one may have waited meanwhile */
+    uint64_t ago = held < now ? now - held : held - now; /* another thread may have waited meanwhile */
     bool works = timings_unfinished(now) || ago < HELD_NS;
     uint64_t before = works ? LAG_NS : within(LOAD(launch->limit->burst_ns), 0, MOST_NS);
 
     return now > before ? now - before : 0;
 }
 
-/* Move the group's debt by GPU time, which may be negative. */
-static void owe(struct pf_gpu *gpu, int64_t gpu_ns, uint64_t share)
+/* Move `tat` by GPU time, which may be negative. */
+static void move_tat(struct pf_gpu *gpu, int64_t gpu_ns, uint64_t share)
 {
     uint64_t size = within(gpu_ns < 0 ? -(uint64_t)gpu_ns : (uint64_t)gpu_ns, 0, MOST_NS);
     uint64_t moved = size * GATE_WHOLE / share;
@@ -115,8 +111,8 @@ static void owe(struct pf_gpu *gpu, int64_t gpu_ns, uint64_t share)
     }
 }
 
-/* What the agent found that the group owes, or paid too much, beside its launches. The thread that
-   notes it applies it; if it is killed between the two, that is not done. */
+/* Apply the agent's settlement. The thread that records the change applies it; a kill in between loses
+   it. */
 static void follow_settled(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t share)
 {
     int64_t settled = LOAD(limit->settled_ns), before = LOAD(gpu->settled_ns);
@@ -124,11 +120,10 @@ static void follow_settled(const struct pf_gpu_limit *limit, struct pf_gpu *gpu,
     if (__builtin_expect(settled != before, 0) &&
         __atomic_compare_exchange_n(&gpu->settled_ns, &before, settled, false, __ATOMIC_RELAXED,
                                     __ATOMIC_RELAXED))
-        owe(gpu, (int64_t)((uint64_t)settled - (uint64_t)before), share);
+        move_tat(gpu, (int64_t)((uint64_t)settled - (uint64_t)before), share);
 }
 
-/* Pay for a launch that was asked for when `earliest` was the earliest. 0: done; else when it may be
-   tried again. */
+/* Pay for a launch. Returns 0, or the time of the next attempt. */
 static uint64_t pay(struct gate_launch *launch, uint64_t earliest, uint64_t now, bool at_once)
 {
     const struct pf_gpu_limit *limit = launch->limit;
@@ -173,9 +168,7 @@ struct gate_time gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gp
     return before.time;
 }
 
-/* ---- waiting ----------------------------------------------------------------------------- */
-
-/* Wait for `then`, or a piece of that. */
+/* Wait until `then`, for at most PIECE_NS. */
 static void wait_for(uint64_t then, uint64_t now)
 {
     if (then - now < SPIN_NS)
@@ -184,7 +177,7 @@ static void wait_for(uint64_t then, uint64_t now)
         sleep_until(then - now < PIECE_NS ? then : now + PIECE_NS);
 }
 
-/* What was waited is counted piece by piece: the agent looks at it meanwhile. Returns the time. */
+/* Wait and count the wait, since the agent reads it meanwhile. Returns the time. */
 static uint64_t wait_piece(struct pf_gpu *gpu, uint64_t then, uint64_t now)
 {
     STORE(gpu->backlogged_at, now);
@@ -196,7 +189,7 @@ static uint64_t wait_piece(struct pf_gpu *gpu, uint64_t then, uint64_t now)
     return later;
 }
 
-/* Pay, and wait before that until the group may. Returns the time. */
+/* Wait until the group may pay, and pay. Returns the time. */
 static uint64_t wait_and_pay(struct gate_launch *launch, uint64_t earliest, uint64_t now)
 {
     uint64_t then;
@@ -208,9 +201,8 @@ static uint64_t wait_and_pay(struct gate_launch *launch, uint64_t earliest, uint
     return now;
 }
 
-/* For how long a launch waits for those before it in its stream: what it would cost if the estimate
-   was as far too small as kappa can correct. A program may need it to be launched before they can
-   end. */
+/* The longest wait for earlier launches in the stream: the cost if the estimate is too small by the
+   largest kappa. The earlier launches may depend on this one, so the wait has an end. */
 static uint64_t patience(const struct gate_launch *launch)
 {
     uint64_t most = launch->time.ns * (MOST_KAPPA / KAPPA_ONE) * GATE_WHOLE / share_of(launch->limit);
@@ -225,8 +217,8 @@ static bool must_wait_for_others(const struct gate_launch *launch, uint64_t wait
             (waited < patience(launch) && timings_queue(launch->stream, QUEUE_NS)));
 }
 
-/* Wait for launches before this one: until the first ones of its function are measured, and until
-   its stream has little to do. Returns the time. */
+/* Wait until the first launches of the function are measured, and until the stream has little work.
+   Returns the time. */
 static uint64_t wait_for_others(struct gate_launch *launch, uint64_t now)
 {
     uint64_t began = now;
@@ -252,7 +244,7 @@ static void note_longest(struct pf_gpu *gpu, uint64_t gpu_ns, uint64_t now)
 
 void gate_admit(struct gate_launch *launch)
 {
-    /* It becomes a node of a graph, which pays when it is launched. */
+    /* A captured launch becomes a node of a graph, which pays when it is launched. */
     if (is_capturing(launch->stream))
         return;
     uint64_t now = gate_now();

@@ -1,26 +1,15 @@
 /*
- * Compute shares: launches of a group are held back so that the group gets its share of a GPU's
- * time. This is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A
- * launch costs what its kernel or graph is estimated to take (estimates.c), times kappa, divided by
- * the share, and moves the group's theoretical arrival time (`tat` in the region) that far. A
- * launch waits while `tat` is in the future, so one kernel may be longer than the burst: the next
- * ones pay for it.
+ * Compute shares: the gate delays a group's launches so that the group gets its share of a GPU's time.
+ * It is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A launch costs
+ * the estimated time of its kernel or graph (estimates.c), times kappa, divided by the share. The cost
+ * moves the group's theoretical arrival time (`tat` in the region). A launch waits while `tat` is in
+ * the future. So a kernel may be longer than the burst; the next launches pay for it.
  *
- * What the driver has queued cannot be called back. So a launch also waits while its stream has more
- * than a little unfinished work of this process: what estimates that are too small let through is
- * little then. Such a wait costs the group nothing of its share.
+ * Queued launches cannot be recalled. So a launch also waits while its stream has much unfinished work
+ * of this process, which limits the effect of estimates that are too small. This wait costs no share.
  *
- * A hook of a launch function, at raised depth since the gate calls the driver:
- *
- *     struct gate_launch launch = {.limit = &limits_file->gpu, .gpu = &region->gpu,
- *                                  .kind = GATE_KERNEL, .what = function, .stream = stream};
- *     gate_before(&launch);
- *     result = the real function;
- *     gate_after(&launch, result);
- *
- * `limit` must be in the mapped file and not in a copy, since a share changes at any time; each value is read alone, without `sequence`. Several threads may be
- * here at the same time. None holds a lock while it waits, and one that is killed there leaves
- * nothing that others wait for.
+ * Several threads may use the gate. No thread holds a lock while it waits, and a killed thread leaves
+ * no state that other threads wait for.
  */
 #ifndef PODFABRIC_GPU_GATE_H
 #define PODFABRIC_GPU_GATE_H
@@ -31,20 +20,20 @@
 
 #include "layout.h"
 
-enum { GATE_WHOLE = 10000 }; /* pf_gpu_limit.share of a group whose launches are not held back */
+enum { GATE_WHOLE = 10000 }; /* pf_gpu_limit.share of a group without delays */
 
 enum gate_kind {
-    GATE_KERNEL, /* `what` is a CUfunction, or a CUkernel in its place */
+    GATE_KERNEL, /* `what` is a CUfunction or CUkernel */
     GATE_GRAPH,  /* `what` is a CUgraphExec */
 };
 
 struct gate_time {
-    uint64_t ns;      /* of the GPU, as estimated */
-    uint64_t paid_ns; /* what was paid for it */
+    uint64_t ns;      /* estimated GPU time */
+    uint64_t paid_ns; /* the payment for it */
 };
 
 struct gate_launch {
-    const struct pf_gpu_limit *limit;
+    const struct pf_gpu_limit *limit; /* in the mapped file, since the share changes at any time */
     struct pf_gpu *gpu;
     enum gate_kind kind;
     void *what;
@@ -52,14 +41,14 @@ struct gate_launch {
 
     /* The gate's own: */
     struct gate_time time;
-    void *start;               /* an event before the launch, if this one is timed; else NULL */
-    struct estimate *estimate; /* that the time is for */
+    void *start; /* the event before a timed launch; else NULL */
+    struct estimate *estimate;
 };
 
 void gate_admit(struct gate_launch *launch);
 void gate_timed(struct gate_launch *launch, int result);
 
-/* Wait until the launch may go to the driver. Costs a load and a branch with a share of all. */
+/* Wait until the launch may go to the driver. With the whole share this is a load and a branch. */
 static inline void gate_before(struct gate_launch *launch)
 {
     launch->start = NULL;
@@ -67,18 +56,21 @@ static inline void gate_before(struct gate_launch *launch)
         gate_admit(launch);
 }
 
-/* The driver has answered the launch. An error is that it did not begin, so it is not timed. */
-static inline void gate_after(struct gate_launch *launch, int result)
+/* Finish the launch after the driver's result, which is returned. A failed launch is not timed. */
+static inline int gate_after(struct gate_launch *launch, int result)
 {
     if (__builtin_expect(launch->start != NULL, 0))
         gate_timed(launch, result);
+    return result;
 }
 
-/* Call before a context is destroyed, or a primary one reset or released: events for timing go with
-   their context. */
-void gate_forget_events(void);
+/* launches.c: count a launch, and delay it while the group has used up its share. */
+struct hook;
+void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
+                   void *what, void *stream);
 
-/* ---- for the gate's own parts -------------------------------------------------------------- */
+/* Call before a context is destroyed, reset or released: its timing events go with it. */
+void gate_forget_events(void);
 
 #define LOAD(PLACE) __atomic_load_n(&(PLACE), __ATOMIC_RELAXED)
 #define STORE(PLACE, VALUE) __atomic_store_n(&(PLACE), (VALUE), __ATOMIC_RELAXED)
@@ -87,58 +79,51 @@ void gate_forget_events(void);
 /* CLOCK_MONOTONIC, ns. */
 uint64_t gate_now(void);
 
-/* Let the group pay for GPU time that launches before were not estimated at, without waiting. Returns
-   what it paid. */
+/* Charge the group for GPU time beyond earlier estimates, without waiting. Returns the payment. */
 struct gate_time gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns);
 
-/* estimates.c: how much GPU time a kernel or graph takes, as far as this process has seen: by the handle
-   of the function or executable graph. While several containers use a GPU a measured time has the time
-   slices of the others in it, and before the first launch of a function the driver may load its code.
-   So an estimate is made of the lower quartile of the last measurements. */
+/* estimates.c: the GPU time of kernels and graphs as this process measured it, by function or
+   executable graph. A measured time includes the time slices of other containers, and before the first
+   launch the driver may load code. So an estimate is the lower quartile of the last measurements. */
 
-/* The estimate for what is launched; made if there is none. NULL: no memory, or nothing is
-   launched. */
+/* Find or make an estimate. NULL: no memory, or `what` is NULL. */
 struct estimate *estimate_of(enum gate_kind kind, void *what);
 
 /* GPU time of one launch, ns. */
 uint64_t estimate_ns(const struct estimate *estimate);
 
-/* Whether launches must not be held back: kernels of NCCL. Each rank of a collective spins on
-   its GPU until all have begun. */
+/* Whether launches must not wait: NCCL's kernels. Each rank of a collective spins on its GPU until all
+   ranks have begun. */
 bool estimate_is_spared(const struct estimate *estimate);
 
-/* Whether launches should wait for the first measurement, since some have begun and none is
-   done: else a program could give the driver a thousand long kernels at the price of short ones. */
+/* Whether launches should wait for the first measurement, since a timing runs. Otherwise a program could
+   queue a thousand long kernels at the price of short ones. */
 bool estimate_is_due(const struct estimate *estimate);
 
-/* Count a launch that was paid for; whether it is one to be timed. */
+/* Count a launch that has paid. Returns whether to time it. */
 bool estimate_counts(struct estimate *estimate);
 
-/* A timing of what the estimate is for has begun. */
+/* A timing for `what` begins or ends. */
 void estimate_timing_begins(struct estimate *estimate, const void *what);
-
-/* It is over. */
 void estimate_timing_ends(struct estimate *estimate, const void *what);
 
-/* Take what a timing measured; one thread at a time. Returns the GPU time that launches until now
-   took beyond what was charged for them, ns: not 0 only after the first ones. */
+/* Add a measurement; one thread at a time. Returns the GPU time that earlier launches used beyond their
+   payments, in ns. */
 uint64_t estimate_measured(struct estimate *estimate, const void *what, uint64_t ns);
 
-/* timings.c: launches that are timed with two events in their own stream. They tell how long kernels
-   take, and which launches are not finished: each stands also for the launches since the one before it
-   that was timed. */
+/* timings.c times launches with two events in their stream, which also shows what is unfinished. A
+   timing also covers the launches since the timed launch before it. */
 
-/* Count a launch. If it is one to be timed, record an event before it in `launch->start`;
-   gate_timed records the one after it. */
+/* Count a launch. If it is to be timed, record the event `launch->start`. */
 void timing_begin(struct gate_launch *launch);
 
-/* Take the timings that are done by now, unless another thread does. */
+/* Take the finished timings, unless another thread does. */
 void timings_update(uint64_t now);
 
-/* Whether a launch of this process is not finished, by a look just now. */
+/* Whether a recent look found an unfinished launch of this process. */
 bool timings_unfinished(uint64_t now);
 
-/* Whether unfinished launches of this process in the stream need more than `most`, as estimated, ns. */
+/* Whether the estimates of this process' unfinished launches in the stream exceed `most` ns. */
 bool timings_queue(const void *stream, uint64_t most);
 
 #endif

@@ -1,12 +1,12 @@
 /*
- * Memory that graphs allocate. The driver takes it when a graph is first uploaded or launched, and keeps
- * it for all graphs of the process. So the shim adds up what the nodes of a graph ask for;
- * before a launch it counts what the driver may have to take for them, and after it what the driver says.
+ * Memory that graphs allocate. The driver reserves it when a graph is first uploaded or launched, and
+ * keeps it for all graphs of the process. So the shim adds up the allocations of a graph's nodes. Before
+ * a launch it counts the possible growth, and after it the driver's figure.
  */
 #include "devices.h"
+#include "gate.h"
 #include "group.h"
 #include "hooks.h"
-#include "launches.h"
 #include "old_glibc.h"
 #include "process.h"
 
@@ -31,13 +31,13 @@ static void add_bytes(enum table_kind kind, const void *graph, uint64_t bytes)
         table_put(&(struct entry){.kind = (uint8_t)kind, .key = (uintptr_t)graph, .bytes = bytes});
 }
 
-/* What a graph's nodes ask for; false: nothing. */
+/* The bytes that a graph's nodes allocate. False: they allocate nothing. */
 static bool asks(enum table_kind kind, const void *graph, struct entry *entry)
 {
     return graphs_allocate() && table_get(kind, (uintptr_t)graph, entry);
 }
 
-/* What the nodes of a graph ask for is asked for by another one, too. */
+/* Add the allocations of one graph's nodes to another graph. */
 static void add_graph(enum table_kind kind, const void *to, const void *from)
 {
     struct entry entry;
@@ -53,8 +53,6 @@ static void forget(enum table_kind kind, const void *graph)
     if (graphs_allocate())
         table_take(kind, (uintptr_t)graph, &entry);
 }
-
-/* ---- what the driver takes for them ---------------------------------------------------------- */
 
 static uint64_t attribute(int which)
 {
@@ -81,7 +79,7 @@ void settle_graphs(uint64_t expected)
     pthread_mutex_unlock(&process->lock);
 }
 
-/* Under `graph_lock`. */
+/* The caller has `graph_lock`. */
 static void trim(void)
 {
     if (process->graph_bytes > 0 && driver.cuDeviceGraphMemTrim) {
@@ -97,7 +95,7 @@ void trim_graphs(void)
     pthread_mutex_unlock(&process->graph_lock);
 }
 
-/* What a graph's upload or launch may make the driver reserve beyond what it has. */
+/* The possible growth of the reservation in a graph's upload or launch. */
 static uint64_t growth(enum table_kind kind, const void *graph)
 {
     struct entry entry;
@@ -105,14 +103,14 @@ static uint64_t growth(enum table_kind kind, const void *graph)
     if (!asks(kind, graph, &entry))
         return 0;
     uint64_t used = attribute(CU_GRAPH_USED), reserved = attribute(CU_GRAPH_RESERVED);
-    uint64_t wanted = used == UINT64_MAX ? UINT64_MAX : round_up(used + entry.bytes, granule());
+    uint64_t needed = used == UINT64_MAX ? UINT64_MAX : round_up(used + entry.bytes, granule());
 
     if (reserved == UINT64_MAX)
         return round_up(entry.bytes, granule());
-    return wanted > reserved ? wanted - reserved : 0;
+    return needed > reserved ? needed - reserved : 0;
 }
 
-/* After an upload or launch, or in place of it. */
+/* After an upload or launch, or instead of it. */
 static void finish(uint64_t expected)
 {
     int mode = begin_own_calls();
@@ -122,9 +120,9 @@ static void finish(uint64_t expected)
     pthread_mutex_unlock(&process->graph_lock);
 }
 
-/* Before an upload or launch: count what it may need. What is given up for it may be its own: so what
-   it needs is asked for once more then. False: it does not fit. Else `graph_lock` is taken until
-   `finish`, so that no other thread takes what is there for it, or trims it. */
+/* Before an upload or launch: count its possible growth. Trimming may release the graph's own memory, so
+   the growth is computed again after it. False: it does not fit. Otherwise `graph_lock` is held until
+   `finish`, so that no other thread uses or trims the memory. */
 static bool begin(enum table_kind kind, const void *graph, uint64_t *expected)
 {
     pthread_mutex_lock(&process->graph_lock);
@@ -150,8 +148,6 @@ static bool begin(enum table_kind kind, const void *graph, uint64_t *expected)
     pthread_mutex_unlock(&process->lock);
     return true;
 }
-
-/* ---- nodes and graphs ------------------------------------------------------------------------ */
 
 void note_captured(void *stream, uint64_t bytes)
 {
@@ -186,7 +182,7 @@ NOTING(on_child, child, add_graph(TABLE_GRAPH, graph, child))
 NOTING(on_instantiate, instantiate, add_graph(TABLE_EXEC, *exec, graph))
 NOTING(on_instantiate_flags, instantiate_flags, add_graph(TABLE_EXEC, *exec, graph))
 
-/* With the graph's upload, which takes memory for it. */
+/* An instantiation may upload the graph, which reserves its memory. */
 int on_instantiate_with(const struct hook *hook, PARAMS_instantiate_with)
 {
     struct entry entry;
@@ -217,8 +213,6 @@ int on_exec_destroy(const struct hook *hook, PARAMS_handle)
     return REAL(hook, handle)(ARGS_handle);
 }
 
-/* ---- launches -------------------------------------------------------------------------------- */
-
 static int with_memory(const struct hook *hook, void *graph, void *stream, struct gate_launch *launch)
 {
     struct entry entry;
@@ -229,14 +223,14 @@ static int with_memory(const struct hook *hook, void *graph, void *stream, struc
     if (is_capturing(stream_of(hook, stream))) {
         int captured = REAL(hook, graph)(ARGS_graph);
 
-        /* What the graph asks for is asked for by the one that is captured. */
+        /* The graph becomes a part of the captured graph. */
         if (captured == CU_SUCCESS)
             note_captured(stream_of(hook, stream), entry.bytes);
         return captured;
     }
     if (!begin(TABLE_EXEC, graph, &expected))
         return CU_OUT_OF_MEMORY;
-    if (launch && launch->start) /* from here on it is timed, not while it waited for the lock */
+    if (launch && launch->start) /* time from here, without the wait for the lock */
         driver.cuEventRecord(launch->start, launch->stream);
     int result = REAL(hook, graph)(ARGS_graph);
 
@@ -254,7 +248,7 @@ int on_graph_launch(const struct hook *hook, PARAMS_graph)
     struct gate_launch launch;
 
     before_launch(&launch, hook, GATE_GRAPH, graph, stream);
-    return after_launch(&launch, with_memory(hook, graph, stream, &launch));
+    return gate_after(&launch, with_memory(hook, graph, stream, &launch));
 }
 
 int on_graph_trim(const struct hook *hook, PARAMS_device)

@@ -14,7 +14,7 @@ enum { PIECE_MS = 100 }; /* of a wait for the region's mutex */
 
 struct process *process;
 
-/* Before the other constructors: they need it. */
+/* Before the other constructors, which need it. */
 __attribute__((constructor(101))) static void make_process(void)
 {
     process = zero_after_fork(sizeof *process);
@@ -22,9 +22,7 @@ __attribute__((constructor(101))) static void make_process(void)
         say("%s: no GPU can be used; the kernel must be Linux 4.14 or later", strerror(errno));
 }
 
-/* ---- the region's mutex --------------------------------------------------------------------- */
-
-/* While the agent writes, what it wrote before counts. */
+/* While the agent writes, the previous limits stay. */
 static void refresh_limits(void)
 {
     uint64_t sequence = limits_stable();
@@ -37,9 +35,9 @@ static void refresh_limits(void)
         slots_recompute();
 }
 
-/* Who has the lock needs it for less than a millisecond. So only one that is stopped, or bytes that a
-   tenant wrote there, make this end without it: the next one does not wait as long for the same. The
-   pieces are for a clock that is set. */
+/* The holder needs the lock for less than a millisecond. A timeout means that the holder is stopped or
+   the tenant wrote over the lock; then the next wait is short. The wait is in pieces, since the clock may
+   be set. */
 static int wait_for_lock(pthread_mutex_t *mutex)
 {
     int error = ETIMEDOUT, most = process->lock_is_stuck ? PIECE_MS : PF_PATIENCE_MS;
@@ -57,7 +55,7 @@ static int wait_for_lock(pthread_mutex_t *mutex)
     return error;
 }
 
-/* Of another kind the C library would wait without end, or abort. */
+/* On a lock of another kind the C library would wait without end or abort. */
 static int lock_mutex(pthread_mutex_t *mutex)
 {
     uint32_t kind;
@@ -87,7 +85,7 @@ bool region_lock(void)
         region->lock_recoveries++;
         pthread_mutex_consistent(mutex);
     } else if (error != 0) {
-        COMPLAIN(PF_REGION_PATH " was written over, or a process that is stopped keeps it locked: memory "
+        COMPLAIN(PF_REGION_PATH " was overwritten, or a stopped process keeps it locked: memory "
                  "of GPUs cannot be counted");
         return false;
     }
@@ -101,114 +99,6 @@ void region_unlock(void)
     STEP("before unlock");
     pthread_mutex_unlock((pthread_mutex_t *)&region->mutex);
 }
-
-/* ---- joining -------------------------------------------------------------------------------- */
-
-static bool open_group(void)
-{
-    if (!files_open())
-        return false;
-    for (int waited = 0; process->limits.sequence == 0 && !files_read_limits(&process->limits); waited++) {
-        /* It writes for microseconds, but other work of the node may keep it from that. */
-        if (waited == PF_PATIENCE_MS || !agent_runs()) {
-            COMPLAIN("the agent ended while it wrote " PF_LIMITS_PATH ": no GPU can be used until it "
-                     "runs again");
-            return false;
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    return true;
-}
-
-static const char *reason(int error)
-{
-    switch (-error) {
-    case PF_STATUS_VERSION:
-        return "it speaks another version; start the container again";
-    case PF_STATUS_STRANGER:
-        return "it knows of no GPU of this container";
-    case PF_STATUS_SLOT:
-        return "it has another process in the same slot";
-    case PF_STATUS_BUSY:
-        return "it could not do it now; try again";
-    default:
-        return error > 0 ? strerror(error) : "it answered what this library does not know";
-    }
-}
-
-static bool take_slot(void)
-{
-    if (!region_lock())
-        return false;
-    bool taken = slot_take();
-
-    region_unlock();
-    return taken;
-}
-
-/* Put the agent's answer into the slot, or leave it. */
-static bool finish_slot(int error, const struct pf_answer *answer)
-{
-    if (!region_lock())
-        return false;
-    struct pf_slot *slot = &region->slot[process->slot];
-
-    if (slot_is_ours()) {
-        if (error != 0)
-            slot->state = PF_SLOT_FREE;
-        else
-            process->registration = slot->registration = answer->registration;
-    }
-    if (slot_counts()) /* a process that was taken for dead has what it had */
-        slots_recompute();
-    region_unlock();
-    return error == 0;
-}
-
-static bool join(void)
-{
-    struct pf_answer answer = {0};
-
-    if (!open_group())
-        return false;
-    process_identify();
-    if (!take_slot())
-        return false;
-    int error = agent_register(process->slot, &answer);
-
-    if (error != 0)
-        COMPLAIN("the agent does not register this process at " PF_SOCKET_PATH ": %s. No GPU can be "
-                 "used", reason(error));
-    return finish_slot(error, &answer);
-}
-
-bool group_join(void)
-{
-    if (!process)
-        return false;
-    if (atomic_load_explicit(&process->joined, memory_order_acquire) == JOINED)
-        return true;
-    pthread_mutex_lock(&process->join_lock);
-    if (process->joined != JOINED)
-        process->joined = join() ? JOINED : JOIN_FAILED;
-    bool joined = process->joined == JOINED;
-
-    pthread_mutex_unlock(&process->join_lock);
-    return joined;
-}
-
-bool group_look(void)
-{
-    if (!process)
-        return false;
-    pthread_mutex_lock(&process->join_lock);
-    bool open = open_group();
-
-    pthread_mutex_unlock(&process->join_lock);
-    return open;
-}
-
-/* ---- the account ---------------------------------------------------------------------------- */
 
 static void add(uint64_t bytes)
 {
@@ -234,12 +124,12 @@ static void subtract(uint64_t bytes)
     *used -= bytes < *used ? bytes : *used;
 }
 
-/* What could not be counted, since the lock was not to be had. */
-static void pay_owed(void)
+/* Count the bytes that could not be counted earlier without the lock. */
+static void count_uncounted(void)
 {
-    if (atomic_load_explicit(&process->owed, memory_order_relaxed) == 0)
+    if (atomic_load_explicit(&process->uncounted, memory_order_relaxed) == 0)
         return;
-    int64_t bytes = atomic_exchange(&process->owed, 0);
+    int64_t bytes = atomic_exchange(&process->uncounted, 0);
 
     if (bytes > 0)
         add((uint64_t)bytes);
@@ -247,15 +137,15 @@ static void pay_owed(void)
         subtract((uint64_t)-bytes);
 }
 
-/* Take the mutex, with a slot that is still this process'. The agent may have taken it for dead, and
-   a tenant can write there what it likes. */
+/* Take the mutex with this process' own slot. The agent may have freed the slot of a process that it took
+   for dead, and a tenant can write over it. */
 static bool enter(void)
 {
     for (int attempt = 0; attempt < 2; attempt++) {
         if (!group_join() || !region_lock())
             return false;
         if (slot_is_ours()) {
-            pay_owed();
+            count_uncounted();
             return true;
         }
         region_unlock();
@@ -272,7 +162,7 @@ static bool fits(uint64_t bytes)
     return used <= limit && bytes <= limit - used;
 }
 
-static bool fits_in_the_end(uint64_t bytes)
+static bool fits_after_reaping(uint64_t bytes)
 {
     return fits(bytes) || (slots_reap() && fits(bytes));
 }
@@ -281,7 +171,7 @@ bool group_charge(uint64_t bytes)
 {
     if (!enter())
         return false;
-    bool done = fits_in_the_end(bytes);
+    bool done = fits_after_reaping(bytes);
 
     if (done)
         add(bytes);
@@ -295,7 +185,7 @@ void group_release(uint64_t bytes)
         return;
     if (!enter()) {
         if (process)
-            atomic_fetch_sub(&process->owed, (int64_t)bytes);
+            atomic_fetch_sub(&process->uncounted, (int64_t)bytes);
         return;
     }
     subtract(bytes);
@@ -306,7 +196,7 @@ bool group_replace(uint64_t counted, uint64_t actual)
 {
     if (!enter()) {
         if (process)
-            atomic_fetch_add(&process->owed, (int64_t)(actual - counted));
+            atomic_fetch_add(&process->uncounted, (int64_t)(actual - counted));
         return false;
     }
     if (actual > counted)
@@ -330,7 +220,7 @@ bool group_charge_context(void)
     if (!enter())
         return false;
     uint64_t bytes = process->limits.gpu.context_bytes;
-    bool done = fits_in_the_end(bytes);
+    bool done = fits_after_reaping(bytes);
 
     if (done)
         set_context(bytes);
@@ -345,8 +235,6 @@ void group_release_context(void)
     set_context(0);
     region_unlock();
 }
-
-/* ---- what the group is ---------------------------------------------------------------------- */
 
 struct group_usage group_usage(void)
 {

@@ -1,7 +1,7 @@
 /*
- * Physical memory by handle (virtual memory management): cuMemCreate allocates it, on the device that
- * its properties name and whichever context is current. It is free again when it was released as often
- * as it was created, retained and imported, and no address is mapped to it.
+ * Physical memory by handle (virtual memory management). cuMemCreate allocates it on the device in its
+ * properties, independent of the current context. It is free once it was released as often as it was
+ * created, retained and imported, and no address maps it.
  */
 #include <stdlib.h>
 
@@ -29,7 +29,7 @@ int on_create(const struct hook *hook, PARAMS_create)
     return result;
 }
 
-/* A change of a handle's entry, and what it was after that. */
+/* A change of a handle's entry, and the entry after it. */
 struct change {
     int references;
     int mappings;
@@ -50,13 +50,13 @@ static bool apply(struct entry *entry, void *with)
     return true;
 }
 
-/* True: the handle is known. */
+/* False: the handle is unknown. */
 static bool change_handle(uint64_t handle, struct change *change)
 {
     return table_change(TABLE_HANDLE, handle, apply, change);
 }
 
-/* Take a change back that the driver refused. */
+/* Revert a change that the driver refused. */
 static void undo(uint64_t handle, const struct change *done)
 {
     struct change back = {.references = -done->references, .mappings = -done->mappings};
@@ -90,7 +90,7 @@ static void note_retain(uint64_t handle)
     change_handle(handle, &(struct change){.references = 1});
 }
 
-/* An import of what this process has itself is that handle again; of another process' it has no bytes. */
+/* An import of this process' own memory is the same handle; memory of another process has no bytes. */
 static void note_import(uint64_t handle)
 {
     if (!change_handle(handle, &(struct change){.references = 1}))
@@ -103,7 +103,7 @@ NOTING(on_import, import, note_import(*handle))
 int on_map(const struct hook *hook, PARAMS_map)
 {
     struct change change = {.mappings = 1};
-    /* Before the call: another thread may release the handle as soon as it is mapped. */
+    /* Before the call: another thread may release the handle right after the mapping. */
     bool known = group_join() && change_handle(handle, &change);
     int result = REAL(hook, map)(ARGS_map);
 
@@ -115,14 +115,14 @@ int on_map(const struct hook *hook, PARAMS_map)
     return result;
 }
 
-/* A mapping that is being taken away, and what that does to its handle. */
+/* A mapping that is being removed, and the change of its handle. */
 struct unmapping {
     struct entry mapping;
     struct change change;
     bool known;
 };
 
-/* How many known mappings follow each other in a range of addresses. */
+/* The number of known, adjacent mappings in a range of addresses. */
 static size_t count_mappings(uint64_t pointer, size_t bytes)
 {
     struct entry mapping;
@@ -134,26 +134,26 @@ static size_t count_mappings(uint64_t pointer, size_t bytes)
     return count;
 }
 
-static void begin_unmap(struct unmapping *each, size_t count, uint64_t at)
+static void begin_unmap(struct unmapping *unmapping, size_t count, uint64_t at)
 {
-    for (; count > 0; count--, each++) {
-        each->change.mappings = -1;
-        if (!table_take(TABLE_MAPPING, at, &each->mapping))
+    for (; count > 0; count--, unmapping++) {
+        unmapping->change.mappings = -1;
+        if (!table_take(TABLE_MAPPING, at, &unmapping->mapping))
             return; /* by two threads at once: one of their calls fails */
-        each->known = change_handle(each->mapping.owner, &each->change);
-        at += each->mapping.bytes;
+        unmapping->known = change_handle(unmapping->mapping.owner, &unmapping->change);
+        at += unmapping->mapping.bytes;
     }
 }
 
-static void finish_unmap(struct unmapping *each, size_t count, int result)
+static void finish_unmap(struct unmapping *unmapping, size_t count, int result)
 {
-    for (; count > 0; count--, each++) {
-        if (result != CU_SUCCESS && each->mapping.bytes > 0)
-            table_put(&each->mapping);
-        if (result != CU_SUCCESS && each->known)
-            undo(each->mapping.owner, &each->change);
-        else if (each->known && each->change.gone)
-            group_release(each->change.entry.bytes);
+    for (; count > 0; count--, unmapping++) {
+        if (result != CU_SUCCESS && unmapping->mapping.bytes > 0)
+            table_put(&unmapping->mapping);
+        if (result != CU_SUCCESS && unmapping->known)
+            undo(unmapping->mapping.owner, &unmapping->change);
+        else if (unmapping->known && unmapping->change.gone)
+            group_release(unmapping->change.entry.bytes);
     }
 }
 
@@ -162,15 +162,15 @@ int on_unmap(const struct hook *hook, PARAMS_unmap)
     if (!group_join())
         return REAL(hook, unmap)(ARGS_unmap);
     size_t count = count_mappings(pointer, bytes);
-    struct unmapping *each = count > 0 ? calloc(count, sizeof *each) : NULL;
+    struct unmapping *unmappings = count > 0 ? calloc(count, sizeof *unmappings) : NULL;
 
-    if (count > 0 && !each)
+    if (count > 0 && !unmappings)
         return CU_OUT_OF_MEMORY;
-    /* Before the call: after it, the handle and the address may be another thread's. */
-    begin_unmap(each, count, pointer);
+    /* Before the call: after it, another thread may have the handle and the address. */
+    begin_unmap(unmappings, count, pointer);
     int result = REAL(hook, unmap)(ARGS_unmap);
 
-    finish_unmap(each, count, result);
-    free(each);
+    finish_unmap(unmappings, count, result);
+    free(unmappings);
     return result;
 }

@@ -1,9 +1,7 @@
 /*
- * The table of hooks: every exported name that the shim stands in for, its parameters, and the
- * function that acts in its place. stubs.c makes of each row an exported function and the entry
- * of `hooks` with the real one's address; a name that is not here goes to the driver by itself.
- *
- * A new version of a function needs a row here, and where its parameters are new, their names below.
+ * The table of hooks: each exported name that the shim replaces, its parameters, and the function that
+ * acts in its place. stubs.c makes an exported function and an entry of `hooks` from each row. Other
+ * names reach the driver directly. A new version of a function needs a row, and maybe parameters.
  */
 #ifndef PODFABRIC_GPU_HOOKS_H
 #define PODFABRIC_GPU_HOOKS_H
@@ -11,7 +9,7 @@
 #include "driver.h"
 #include "group.h"
 
-/* What a group of functions takes: the parameters, and the same as arguments. */
+/* The parameters of a group of functions, and the same names as arguments. */
 #define PARAMS_flags unsigned flags
 #define ARGS_flags flags
 #define PARAMS_former uint64_t first, uint64_t second, uint64_t third, uint64_t fourth, uint64_t fifth
@@ -97,13 +95,8 @@
 #define ARGS_memory free, total
 #define PARAMS_total size_t *bytes, int device
 #define ARGS_total bytes, device
-#define PARAMS_kernel                                                                         \
-    void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,      \
-        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, \
-        void **extra
-#define ARGS_kernel                                                                           \
-    function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters, \
-        extra
+#define PARAMS_kernel PARAMS_cooperative, void **extra
+#define ARGS_kernel ARGS_cooperative, extra
 #define PARAMS_kernel_ex \
     const struct cu_launch_config *config, void *function, void **parameters, void **extra
 #define ARGS_kernel_ex config, function, parameters, extra
@@ -114,9 +107,8 @@
     function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters
 #define PARAMS_address const char *symbol, void **function, int version, uint64_t flags
 #define ARGS_address symbol, function, version, flags
-#define PARAMS_address_v2 \
-    const char *symbol, void **function, int version, uint64_t flags, int *status
-#define ARGS_address_v2 symbol, function, version, flags, status
+#define PARAMS_address_v2 PARAMS_address, int *status
+#define ARGS_address_v2 ARGS_address, status
 
 /* HOOK(exported name, parameters, what acts in its place) */
 #define HOOKS(HOOK)                                          \
@@ -211,9 +203,9 @@
 
 struct hook {
     const char *name;
-    void *stub; /* what the shim exports */
-    void *real; /* the driver's; NULL where it is too old */
-    bool per_thread; /* a …_ptsz: its stream 0 is the thread's own */
+    void *stub; /* the shim's export */
+    void *real; /* the driver's; NULL if the driver is too old */
+    bool per_thread; /* named …_ptsz: stream 0 is the thread's own */
 };
 
 enum hook_index {
@@ -232,7 +224,7 @@ HOOKS(HOOK)
 /* Call the real function of a hook. */
 #define REAL(HOOK, ABI) ((int (*)(PARAMS_##ABI))(HOOK)->real)
 
-/* A hook that calls the driver, and then notes what that did. */
+/* A hook that calls the driver and records the result. */
 #define NOTING(ACT, ABI, NOTE)                     \
     int ACT(const struct hook *hook, PARAMS_##ABI) \
     {                                              \
@@ -242,7 +234,7 @@ HOOKS(HOOK)
         return result;                             \
     }
 
-/* The stream that a call works on, so that functions without _ptsz understand it. */
+/* The stream of a call, as functions without _ptsz understand it. */
 static inline void *stream_of(const struct hook *hook, void *stream)
 {
     return hook->per_thread && !stream ? CU_STREAM_OF_THREAD : stream;

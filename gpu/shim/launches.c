@@ -1,14 +1,16 @@
-#include "launches.h"
+#include "gate.h"
 
 #include <time.h>
 
+#include "hooks.h"
 #include "process.h"
 
-/* Count a launch, and wait for its turn. */
-static void begin(struct gate_launch *launch)
+void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
+                   void *what, void *stream)
 {
     struct timespec now;
 
+    *launch = (struct gate_launch){.kind = kind, .what = what, .stream = stream_of(hook, stream)};
     if (!region)
         return;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
@@ -20,23 +22,10 @@ static void begin(struct gate_launch *launch)
     gate_before(launch);
 }
 
-void before_launch(struct gate_launch *launch, const struct hook *hook, enum gate_kind kind,
-                   void *what, void *stream)
-{
-    *launch = (struct gate_launch){.kind = kind, .what = what, .stream = stream_of(hook, stream)};
-    begin(launch);
-}
-
-int after_launch(struct gate_launch *launch, int result)
-{
-    gate_after(launch, result);
-    return result;
-}
-
 #define LAUNCH(ABI, WHAT, STREAM)                                    \
     struct gate_launch launch;                                       \
     before_launch(&launch, hook, GATE_KERNEL, WHAT, STREAM);         \
-    return after_launch(&launch, REAL(hook, ABI)(ARGS_##ABI))
+    return gate_after(&launch, REAL(hook, ABI)(ARGS_##ABI))
 
 int on_kernel(const struct hook *hook, PARAMS_kernel)
 {

@@ -1,21 +1,21 @@
 /*
  * The two files that the agent and the shims of a group share, and the messages of the agent's
- * socket. A group is the processes of one container, which has a part of one GPU.
+ * socket. A group is the processes of one container, which has a share of one GPU.
  *
- *   limits  The agent writes, the container reads (a read-only mount): what it may use of the GPU,
- *           and what the agent knows of each process.
- *   region  The shims write (a read-write mount): what each process has allocated. The tenant can
- *           write anything here, so the agent only reads it, with pread(2): a mapping would end in
- *           SIGBUS when the tenant truncates the file. It takes no lock of the tenant's either.
+ *   limits  The agent writes and the container reads it (a read-only mount): the group's limits,
+ *           and the agent's entries for its processes.
+ *   region  The shims write it (a read-write mount): the allocations of each process. The tenant can
+ *           write anything here. So the agent takes no lock in it and reads it with pread(2): a
+ *           mapping would end in SIGBUS if the tenant truncated the file.
  *
- * So the agent tells of a dead process, and of a context's measured size, in `limits`; the next shim
- * that counts applies it to `region`. What is used is the sum, over the used slots, of
+ * The agent enters dead processes and the measured size of contexts in `limits`. The next shim that
+ * counts applies them to `region`. The used bytes are the sum, over the used slots, of
  *
- *   data_bytes + (the agent measured it ? overhead_bytes of `limits` : context_bytes)
+ *   data_bytes + (measured ? overhead_bytes of `limits` : context_bytes)
  *
- * All numbers are little-endian. Both files have the size of their struct exactly; they lie on a
- * tmpfs and are made whole before the container starts, and are never replaced (a mount of a file
- * stays with the old one). A file with another magic, version or size makes cuInit fail.
+ * All numbers are little-endian. Both files have exactly the size of their struct. They are on a
+ * tmpfs, are made complete before the container starts, and are never replaced, since a mount stays
+ * with its file. After another magic, version or size cuInit fails.
  */
 #ifndef PODFABRIC_GPU_LAYOUT_H
 #define PODFABRIC_GPU_LAYOUT_H
@@ -23,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where they are in the container. Tests compile the shim with another directory. */
+/* The paths in the container. Tests compile the shim with another directory. */
 #ifndef PF_DIRECTORY
 #define PF_DIRECTORY "/run/podfabric/gpu"
 #endif
@@ -47,75 +47,72 @@ struct pf_gpu_limit {
     uint8_t uuid[16];       /* the 16 bytes of cuDeviceGetUuid */
     uint64_t memory_bytes;  /* of the group */
     uint64_t context_bytes; /* charged for a context until the agent has measured it */
-    uint64_t burst_ns;      /* GPU time that may be used at once after a pause (tau) */
-    uint64_t most_debt_ns;  /* `tat` is at most so far in the future */
+    uint64_t burst_ns;      /* GPU time that an idle group may use at once (tau) */
+    uint64_t most_debt_ns;  /* the most by which `tat` is in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
-    uint32_t kappa;         /* what estimated costs are multiplied with: 16.16 fixed point */
-    int64_t settled_ns;     /* GPU time that the group owes beside what its launches paid for, since the
-                               files were made; negative: less. A change moves `tat` once */
+    uint32_t kappa;         /* factor of estimated costs: 16.16 fixed point */
+    int64_t settled_ns;     /* GPU time to pay in addition to launches, since the files were made;
+                               negative: a refund. A change moves `tat` once */
 };
 
 enum pf_process_state {
     PF_PROCESS_NONE = 0,
     PF_PROCESS_ALIVE = 1,
-    PF_PROCESS_DEAD = 2, /* or it executed a program that has nothing on a GPU: free its slot */
+    PF_PROCESS_DEAD = 2, /* its slot is to be freed */
 };
 
-/* What the agent knows of the process in the slot of the same index. */
+/* The agent's entry for the process in the slot of the same index. */
 struct pf_process {
-    uint64_t registration; /* as answered; where the slot's is another, this tells nothing of it */
-    uint64_t start_time;   /* /proc/HOST_PID/stat, field 22, clock ticks: an agent that starts again
-                              knows by it whether the pid is still that process */
+    uint64_t registration; /* as answered; an entry with another number than the slot's is ignored */
+    uint64_t start_time;   /* /proc/HOST_PID/stat, field 22, clock ticks: shows the next agent whether
+                              the pid is still of that process */
     uint32_t host_pid;     /* in the agent's pid namespace */
     uint32_t state;        /* enum pf_process_state */
-    uint64_t overhead_bytes; /* what the driver says of the process less data_bytes, at least 0;
-                                PF_NOT_MEASURED */
+    uint64_t overhead_bytes; /* the driver's figure minus data_bytes, at least 0; or PF_NOT_MEASURED */
 };
 
 /*
- * Readers copy the file while `sequence` is even and the same before and after. The agent writes
- * with pwrite(2): an odd sequence, what changes, the next even one. Each call holds the inode's
- * lock, which orders them on every architecture. Readers never wait for an agent that died in
- * between: they keep their copy, and a process that has none yet is refused. An agent that starts
- * writes all and makes `sequence` even.
+ * Readers copy the file while `sequence` is even and unchanged. The agent writes an odd sequence, the
+ * changes, and the next even sequence, each with pwrite(2), which holds the inode's lock and so orders
+ * the writes on every architecture. Readers do not wait for an agent that died in between: they keep
+ * their copy, and a process without a copy is refused. The next agent writes the file again.
  */
 struct pf_limits {
     uint64_t magic;        /* PF_LIMITS_MAGIC */
     uint32_t version;      /* PF_VERSION */
     uint32_t size;         /* sizeof(struct pf_limits), bytes */
-    uint64_t sequence;     /* even: stable. Changes with anything below, so at least 2 */
-    uint8_t allocation[16]; /* any 16 bytes; the same as in `region` */
+    uint64_t sequence;     /* even: stable. Every change below changes it; at least 2 */
+    uint8_t allocation[16]; /* random; the same as in `region` */
     struct pf_gpu_limit gpu; /* its uuid never changes */
     struct pf_process process[PF_SLOTS]; /* by slot */
 };
 
 /* ---- region ------------------------------------------------------------------------------ */
 
-/* What the group has and does on its GPU. The agent makes all 0; after that only shims write. */
+/* The group's use of its GPU. The agent makes it all 0; after that only shims write. */
 struct pf_gpu {
     /* Memory; under the mutex. */
     uint64_t used_bytes;       /* the sum of the slots, as of `applied` */
-    uint64_t peak_bytes;       /* the most that used_bytes ever was */
-    uint64_t denied;           /* allocations that were refused */
+    uint64_t peak_bytes;       /* the largest used_bytes so far */
+    uint64_t denied;           /* refused allocations */
     uint64_t reserved[6];
 
     /* Compute; atomics without a lock (gate.c). Times are CLOCK_MONOTONIC, ns. */
-    uint64_t tat;           /* theoretical arrival time: when the group's GPU time is paid off */
-    uint64_t backlogged_at; /* when a launch last waited: one that still waits renews it each 100 ms
-                               at least, so the agent's "backlogged" is: after my last look */
+    uint64_t tat;           /* theoretical arrival time: the GPU time of the group is paid until then */
+    uint64_t backlogged_at; /* the last time at which a launch waited; renewed every 100 ms at least */
     uint64_t longest_ns;    /* the largest estimate of a kernel or graph (d_f) in the last 30 s */
-    uint64_t longest_at;    /* when longest_ns was set */
-    int64_t settled_ns;     /* of `limits`, as far as `tat` has it */
-    /* GPU time of all launches that paid, and of those that are known to be finished: as estimated,
-       and as paid for (times kappa; less where most_debt_ns was reached). */
+    uint64_t longest_at;    /* the time of longest_ns */
+    int64_t settled_ns;     /* the part of settled_ns of `limits` that `tat` includes */
+    /* GPU time of all launches that paid, and of the finished ones: as estimated, and as paid (times
+       kappa; less if most_debt_ns was reached). */
     uint64_t launched_ns;
     uint64_t paid_ns;
 
     /* Counters since the region was made; relaxed atomics. */
     uint64_t launches;    /* of kernels and graphs */
     uint64_t throttled;   /* launches that waited */
-    uint64_t wait_ns;     /* what all launches waited together */
-    uint64_t last_launch; /* when: CLOCK_MONOTONIC, ns, by its coarse clock (1 to 4 ms); 0: never */
+    uint64_t wait_ns;     /* the sum of all waits */
+    uint64_t last_launch; /* CLOCK_MONOTONIC_COARSE, ns; 0: never */
     uint64_t finished_ns; /* see launched_ns */
     uint64_t paid_finished_ns;
     uint64_t reserved_counters[2];
@@ -123,25 +120,25 @@ struct pf_gpu {
 
 enum pf_slot_state { PF_SLOT_FREE = 0, PF_SLOT_USED = 1 };
 
-/* One process; or one copy of the shim in a process, since dlmopen(3) can load it again. */
+/* One process, or one copy of the shim in a process: dlmopen(3) can load several. */
 struct pf_slot {
     uint32_t state;        /* enum pf_slot_state */
     uint32_t pid;          /* in its own pid namespace */
-    uint64_t pid_namespace; /* inode of /proc/self/ns/pid: only there the pid means something */
-    uint64_t start_time;   /* /proc/self/stat, field 22, clock ticks: pids are used again */
+    uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
+    uint64_t start_time;   /* /proc/self/stat, field 22, clock ticks: pids are reused */
     uint64_t image;        /* differs after execve(2), equal in all copies of the shim; not 0 */
-    uint64_t registration; /* as the agent answered; 0: not yet */
-    uint64_t instance;     /* which copy of the shim of this image: an address within it */
-    uint64_t data_bytes;    /* all that was allocated by calls, as the driver rounds it */
-    uint64_t context_bytes; /* 0, or pf_gpu_limit.context_bytes when a context was made */
+    uint64_t registration; /* the agent's answer; 0: not registered yet */
+    uint64_t instance;     /* an address in this copy of the shim */
+    uint64_t data_bytes;    /* allocated by calls, rounded like the driver's sizes */
+    uint64_t context_bytes; /* 0, or pf_gpu_limit.context_bytes at the first context */
 };
 
 /* The mutex's kind, at byte 16 of a glibc pthread_mutex_t: PTHREAD_MUTEX_ROBUST_NORMAL_NP and the
-   bit of PTHREAD_PROCESS_SHARED. All other bytes of an open mutex are 0. */
+   bit of PTHREAD_PROCESS_SHARED. All other bytes of an unlocked mutex are 0. */
 enum { PF_MUTEX_KIND = 0x90, PF_MUTEX_KIND_AT = 16 };
 
 struct pf_region {
-    uint64_t magic;         /* PF_REGION_MAGIC; the agent writes it and what follows, once */
+    uint64_t magic;         /* PF_REGION_MAGIC; the agent writes it and the next three fields, once */
     uint32_t version;       /* PF_VERSION */
     uint32_t size;          /* sizeof(struct pf_region), bytes */
     uint8_t allocation[16]; /* the same as in `limits` */
@@ -154,10 +151,10 @@ struct pf_region {
     } mutex;
 
     /* Under the mutex. */
-    uint64_t applied;         /* the `sequence` of `limits` that used_bytes was last computed for */
-    uint64_t lock_recoveries; /* how often a process died within the lock */
-    uint64_t stale_slots;     /* how many slots of dead processes were freed */
-    uint64_t refused_slots;   /* how often a process found all slots used */
+    uint64_t applied;         /* the `sequence` of `limits` in the last computation of used_bytes */
+    uint64_t lock_recoveries; /* deaths of processes that had the mutex */
+    uint64_t stale_slots;     /* freed slots of dead processes */
+    uint64_t refused_slots;   /* processes that found no free slot */
     uint64_t reserved_counters[4];
 
     struct pf_gpu gpu;
@@ -167,15 +164,14 @@ struct pf_region {
 /* ---- the agent's socket ------------------------------------------------------------------ */
 
 /*
- * SOCK_SEQPACKET, one request and one answer, then both sides close. A process registers when it
- * first calls cuInit: it takes a free slot in `region` and names it. Who is asking the agent learns
- * from SO_PEERCRED: the host's pid, from its cgroup the container, from that the group. It opens a
- * pidfd, writes limits.process[slot] (host pid, ALIVE, nothing measured), and answers. When the
- * process ends it writes DEAD there, with the same registration.
+ * SOCK_SEQPACKET, one request and one answer, then both sides close. A process registers at its first
+ * cuInit: it takes a free slot in `region` and sends the slot's index. The agent gets the host's pid
+ * from SO_PEERCRED, finds the container by the cgroup, and so the group. It opens a pidfd, writes
+ * limits.process[slot] (host pid, ALIVE, not measured), and answers. When the process ends, the agent
+ * writes DEAD with the same registration.
  *
- * An agent that does not run is told at once: the kernel refuses the connection, or ends it. One that
- * runs may be slow, where the node has much else to do, and the shim waits for it, PF_PATIENCE_MS at
- * most to connect and as long for the answer.
+ * Without an agent the kernel refuses or closes the connection at once. An agent on a busy node may be
+ * slow, so the shim waits up to PF_PATIENCE_MS to connect and for the answer.
  */
 #ifndef PF_PATIENCE_MS
 #define PF_PATIENCE_MS 30000
@@ -188,8 +184,8 @@ struct pf_request {
 
 enum pf_status {
     PF_STATUS_OK = 0,
-    PF_STATUS_VERSION = 1, /* the agent speaks another version of this protocol */
-    PF_STATUS_STRANGER = 2, /* the process is in no container that holds a GPU */
+    PF_STATUS_VERSION = 1, /* the agent has another version of this protocol */
+    PF_STATUS_STRANGER = 2, /* the process is in no container of this group */
     PF_STATUS_SLOT = 3,    /* no such slot, or another live process registered it */
     PF_STATUS_BUSY = 4,    /* the agent could not do it now */
 };

@@ -1,12 +1,10 @@
-/* Plain allocations of device memory, and how much there is. */
+/* Plain allocations of device memory, and its size. */
 #include "devices.h"
 #include "group.h"
 #include "hooks.h"
 
 enum { PITCH_ALIGNMENT = 512 }; /* the largest pitch alignment of NVIDIA's GPUs */
-enum { BLOCK = 512, PAGE = 4096 }; /* what device memory and managed memory come in, at least */
-
-/* ---- allocations ---------------------------------------------------------------------------- */
+enum { BLOCK = 512, PAGE = 4096 }; /* the units of device memory and managed memory */
 
 static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
 {
@@ -29,7 +27,7 @@ static int begin(struct entry *entry, uint64_t bytes, uint64_t block)
 ALLOCATE(on_alloc, alloc, BLOCK)
 ALLOCATE(on_managed, managed, PAGE)
 
-/* The bytes of rows that the driver will make longer: not less than it will take. */
+/* An upper bound of the bytes of `height` padded rows. */
 static uint64_t bytes_of_rows(uint64_t width, uint64_t height)
 {
     unsigned __int128 bytes = (unsigned __int128)width + PITCH_ALIGNMENT - 1;
@@ -38,7 +36,7 @@ static uint64_t bytes_of_rows(uint64_t width, uint64_t height)
     return bytes > UINT64_MAX ? UINT64_MAX : (uint64_t)bytes;
 }
 
-/* A longer row than was counted may be too much: then what is allocated is given back. */
+/* If the driver's rows are longer than counted and do not fit, free them again. */
 int on_pitch(const struct hook *hook, PARAMS_pitch)
 {
     struct entry entry;
@@ -65,10 +63,7 @@ int on_pitch(const struct hook *hook, PARAMS_pitch)
     return finish_allocation(result, &entry, allocated);
 }
 
-/* ---- frees ---------------------------------------------------------------------------------- */
-
-/* The entry goes before the memory does: as soon as that is free, another thread may get the same
-   address. */
+/* The entry is removed before the call: another thread may get the same address right after it. */
 static int finish_free(int result, bool known, const struct entry *entry)
 {
     if (known && result != CU_SUCCESS)
@@ -98,8 +93,6 @@ int on_free_async(const struct hook *hook, PARAMS_free_async)
 
     return finish_free(REAL(hook, free_async)(ARGS_free_async), known, &entry);
 }
-
-/* ---- how much there is ---------------------------------------------------------------------- */
 
 static uint64_t smaller(uint64_t left, uint64_t right)
 {

@@ -1,7 +1,7 @@
 /*
- * What libnvidia-ml.so.1 exports in place of NVIDIA's management library: how much memory of a GPU the
- * group has. nvidia-smi and frameworks that size their memory by it so see what cuMemGetInfo says. All
- * else goes to the real library by itself, and nothing here limits anything: NVML allocates none.
+ * The exports of libnvidia-ml.so.1 that the shim replaces: the memory of a GPU, as the group may use it.
+ * So nvidia-smi and frameworks that size their memory by NVML agree with cuMemGetInfo. All other
+ * functions are the real library's. Nothing is limited here: NVML allocates no memory.
  *
  * Structures as in nvml.h of driver 615 and in nvidia-ml-py 13.615.
  */
@@ -34,8 +34,6 @@ static int (*get_uuid)(void *device, char *text, unsigned size);
 static int (*get_memory)(void *device, struct nvml_memory *memory);
 static int (*get_memory_v2)(void *device, struct nvml_memory_v2 *memory);
 
-/* ---- which GPU ------------------------------------------------------------------------------ */
-
 static bool is_ours(void *device)
 {
     char text[UUID_BYTES] = "";
@@ -52,8 +50,6 @@ static bool is_ours(void *device)
     }
     return at && group_has_gpu(uuid);
 }
-
-/* ---- memory --------------------------------------------------------------------------------- */
 
 static void limit(uint64_t *total, uint64_t *free, uint64_t *used)
 {
@@ -96,14 +92,12 @@ EXPORTED int nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *mem
     return result;
 }
 
-/* ---- the real library ----------------------------------------------------------------------- */
-
 __attribute__((constructor)) static void load(void)
 {
     void *library = dlopen(REAL_LIBRARY, RTLD_LAZY | RTLD_NOLOAD);
 
     if (!library) {
-        say("NVIDIA's library is not loaded as " REAL_LIBRARY ": nothing is known of GPUs");
+        say("NVIDIA's library is not loaded as " REAL_LIBRARY ": no information about GPUs is available");
         return;
     }
 #define FIND(POINTER, NAME) POINTER = (__typeof__(POINTER))dlsym(library, #NAME)

@@ -1,6 +1,6 @@
 /*
- * Containers bring their own glibc, back to 2.17. A build on a newer one would ask for the versions
- * that these functions got when they moved into libc.so.6 (2.34); the first ones are still there.
+ * Containers have their own glibc, 2.17 or later. A newer build would require the versions that these
+ * functions got when they moved into libc.so.6 (2.34). The first versions still exist.
  */
 #ifndef PODFABRIC_GPU_OLD_GLIBC_H
 #define PODFABRIC_GPU_OLD_GLIBC_H

@@ -1,15 +1,15 @@
 /*
- * Memory pools. A pool takes memory from the GPU in large pieces, and keeps freed ones: so what counts
- * is what it reserves, which the driver tells. Before an allocation the shim counts what the pool may
- * grow by; after it, what it grew by. Several threads may be between the two with one pool: then what
- * it grew by is within what all of them counted, and none of it is counted twice.
+ * Memory pools. A pool takes memory from the GPU in large pieces and keeps freed ones. So the shim counts
+ * what a pool reserves, as the driver reports it. Before an allocation it counts the possible growth of
+ * the pool, after it the actual growth. With several threads in between, the actual growth is at most
+ * the sum of what they counted, and counts once.
  */
 #include "devices.h"
 #include "group.h"
 #include "hooks.h"
 #include "process.h"
 
-enum { SMALLEST_GRANULE = 2 << 20, USUAL_GRANULE = 32 << 20 }; /* a GPU's page; what pools grow by */
+enum { SMALLEST_GRANULE = 2 << 20, USUAL_GRANULE = 32 << 20 }; /* a GPU's page; a pool's usual growth */
 
 static uint64_t attribute(void *pool, int which)
 {
@@ -21,7 +21,6 @@ static uint64_t attribute(void *pool, int which)
     return bytes;
 }
 
-/* Remember a pool. */
 static void know_pool(void *pool, enum place place)
 {
     struct entry entry = {.key = (uintptr_t)pool, .kind = TABLE_POOL, .place = (uint8_t)place}, known;
@@ -49,8 +48,8 @@ uint64_t counted_now(uint64_t counted, uint64_t growing, uint64_t reserved)
     return reserved + growing < counted ? reserved + growing : counted;
 }
 
-/* Count what a pool reserves now, after a call for which `grown` of pool->owner was counted. Under
-   `lock`. False: it grew by more than was counted for all calls, and the group may not have that. */
+/* Count what a pool reserves, after a call for which `grown` of pool->owner was counted. The caller has
+   `lock`. False: it grew by more than all calls counted, and that does not fit. */
 static bool settle(struct entry *pool, uint64_t grown)
 {
     uint64_t counted = pool->bytes + pool->owner, growing = pool->owner - grown;
@@ -59,7 +58,7 @@ static bool settle(struct entry *pool, uint64_t grown)
     if (pool->place != OURS)
         return true;
     if (reserved == UINT64_MAX)
-        reserved = counted - growing; /* the driver does not tell */
+        reserved = counted - growing; /* unknown */
     uint64_t *least = &process->pool_granule, step = reserved & -reserved;
 
     if (step && (*least == 0 || step < *least))
@@ -102,11 +101,11 @@ void trim_pools(void)
     pthread_mutex_unlock(&process->lock);
 }
 
-/* An allocation from a pool, while the driver does it. */
+/* A running allocation from a pool. */
 struct growth {
     struct entry pool;
-    uint64_t bytes; /* that were counted for what the pool grows by */
-    bool locked;    /* by this call: nothing was counted */
+    uint64_t bytes; /* counted for the growth of the pool */
+    bool locked;    /* this call has `lock` and counted nothing */
     bool within;
 };
 
@@ -119,13 +118,13 @@ static bool begin(struct entry *pool, void *with)
 static bool settle_growth(struct entry *pool, void *with)
 {
     struct growth *growth = with;
-    bool begun = growth->bytes <= pool->owner; /* else with another pool, which had this handle */
+    bool begun = growth->bytes <= pool->owner; /* else another pool had this handle */
 
     growth->within = settle(pool, begun ? growth->bytes : 0);
     return begun;
 }
 
-static bool has_room(const struct entry *pool, uint64_t bytes)
+static bool has_free(const struct entry *pool, uint64_t bytes)
 {
     void *handle = (void *)(uintptr_t)pool->key;
     uint64_t reserved = attribute(handle, CU_POOL_RESERVED), used = attribute(handle, CU_POOL_USED);
@@ -133,10 +132,9 @@ static bool has_room(const struct entry *pool, uint64_t bytes)
     return reserved != UINT64_MAX && used < reserved && reserved - used >= bytes;
 }
 
-/* Count what a pool may grow by for an allocation. False: it does not fit. Perhaps there is room in the
-   pool for it. Then the lock stays taken until the driver is done: no other thread may trim the pool
-   meanwhile, or find the same room. One that counted before may take it: what that counted makes up
-   for it. */
+/* Count the possible growth of a pool for an allocation. False: it does not fit. If only the pool's own
+   free memory is enough, the lock is held until the driver is done, so that no other thread trims the
+   pool or finds the same memory. A thread that counted earlier may take it; its count makes up for it. */
 static bool begin_growth(struct growth *growth, uint64_t bytes)
 {
     if (growth->pool.place != OURS)
@@ -146,13 +144,13 @@ static bool begin_growth(struct growth *growth, uint64_t bytes)
 
     if (!counted) {
         pthread_mutex_lock(&process->lock);
-        if (has_room(&growth->pool, bytes)) {
+        if (has_free(&growth->pool, bytes)) {
             growth->bytes = 0;
             growth->locked = true;
             return true;
         }
         pthread_mutex_unlock(&process->lock);
-        counted = charge(OURS, growth->bytes); /* with unused memory given up */
+        counted = charge(OURS, growth->bytes); /* releases unused memory */
     }
     if (!counted)
         return false;
@@ -162,19 +160,19 @@ static bool begin_growth(struct growth *growth, uint64_t bytes)
     return true;
 }
 
-/* After the driver's answer: count what the pool grew by. False: that was too much. */
+/* After the driver's answer: count the actual growth. False: it does not fit. */
 static bool finish_growth(struct growth *growth)
 {
     if (!growth->locked)
         pthread_mutex_lock(&process->lock);
     growth->within = true;
     if (!table_change(TABLE_POOL, growth->pool.key, settle_growth, growth))
-        group_release(growth->bytes); /* another thread destroyed it */
+        group_release(growth->bytes); /* another thread destroyed the pool */
     pthread_mutex_unlock(&process->lock);
     return growth->within;
 }
 
-/* The entry of a pool; of one that is not known, as if it was of the current context's GPU. */
+/* The entry of a pool. An unknown pool is taken to be on the current context's GPU. */
 static bool find_pool(void *pool, struct entry *entry)
 {
     enum place place;
@@ -205,7 +203,7 @@ static int finish_alloc(int result, struct growth *growth, uint64_t pointer, uin
     return CU_SUCCESS;
 }
 
-/* The pool that cuMemAllocAsync allocates from now. */
+/* The pool of cuMemAllocAsync. */
 static void *current_pool(void)
 {
     void *pool = NULL;
@@ -224,7 +222,7 @@ static int call(const struct hook *hook, bool has_pool, PARAMS_alloc_pool)
                     : REAL(hook, alloc_async)(ARGS_alloc_async);
 }
 
-/* Allocate in a stream's order. What is captured is counted when its graph is launched. */
+/* Allocate in a stream's order. A captured allocation counts when its graph is launched. */
 static int allocate(const struct hook *hook, bool has_pool, PARAMS_alloc_pool)
 {
     struct growth growth = {0};
@@ -263,15 +261,12 @@ int on_alloc_pool(const struct hook *hook, PARAMS_alloc_pool)
     return allocate(hook, true, ARGS_alloc_pool);
 }
 
-/* ---- pools themselves ----------------------------------------------------------------------- */
-
 NOTING(on_pool_create, pool_create, know_pool(*pool, place_of_location(&properties->location)))
 NOTING(on_pool_of_device, pool_device, know_pool(*pool, place_of_device(device)))
 NOTING(on_pool_of_location, pool_location, know_pool(*pool, place_of_location(location)))
-
 NOTING(on_pool_import, pool_import, know_pool(*pool, UNCOUNTED))
 
-/* An allocation that outlives its pool is counted by itself. */
+/* An allocation that outlives its pool counts on its own. */
 static bool leave_pool(struct entry *entry, void *with)
 {
     struct entry *pool = with;

@@ -1,7 +1,7 @@
 /*
- * What the shim knows in this process. All of it lies in one mapping that the kernel empties in the
- * child of a fork (MADV_WIPEONFORK): a child starts without slot and allocations, whether fork(3)
- * or a bare system call made it, and its parent's locks are open.
+ * The shim's state in this process. It is in one mapping that the kernel clears in the child of a fork
+ * (MADV_WIPEONFORK). So a child, even of a bare system call, starts without a slot, allocations, and
+ * locked mutexes.
  */
 #ifndef PODFABRIC_GPU_PROCESS_H
 #define PODFABRIC_GPU_PROCESS_H
@@ -12,58 +12,57 @@
 #include "layout.h"
 #include "table.h"
 
-enum joined { JOINED_NOT = 0, JOINED_LOOKS, JOINED, JOIN_FAILED };
+enum joined { JOINED_NOT, JOINED, JOIN_FAILED };
 
-/* What `limits` says of the group. */
 struct limits {
-    uint64_t sequence; /* 0: not read yet */
+    uint64_t sequence; /* of `limits`; 0: not read yet */
     struct pf_gpu_limit gpu;
 };
 
 struct process {
-    pthread_mutex_t join_lock; /* joining; within it the region's is taken */
-    pthread_mutex_t graph_lock; /* while memory of graphs grows or goes; within it `lock` is taken */
-    pthread_mutex_t lock;      /* contexts, pools, graphs; within it the region's and join_lock are taken */
+    pthread_mutex_t join_lock;  /* for joining; the region's mutex is taken within it */
+    pthread_mutex_t graph_lock; /* while memory of graphs grows or shrinks; `lock` is taken within it */
+    pthread_mutex_t lock; /* contexts, pools, graphs; the region's mutex and join_lock are taken within it */
     atomic_int joined;    /* enum joined */
     bool complained;
-    atomic_bool lock_is_stuck; /* the region's, when it was last waited for */
+    atomic_bool lock_is_stuck; /* the last wait for the region's mutex timed out */
 
-    /* Who this is, as a slot tells it. */
+    /* As in the slot: */
     uint32_t pid;
     uint64_t pid_namespace, start_time, image;
 
     uint32_t slot;
     uint64_t registration;
-    uint64_t data_bytes; /* what the slot must say; under the region's mutex */
+    uint64_t data_bytes; /* of the slot; under the region's mutex */
 
-    _Atomic int64_t owed; /* to data_bytes, since the lock was not to be had */
+    _Atomic int64_t uncounted; /* bytes to add to data_bytes, since the lock could not be taken */
 
     struct limits limits; /* a copy, under the region's mutex */
 
-    atomic_int device;        /* the group's GPU as the driver numbers it, + 1; 0: not seen yet */
-    unsigned primary;         /* how often its primary context is retained; under `lock` */
+    atomic_int device;        /* the driver's number of the group's GPU, + 1; 0: unknown */
+    unsigned primary;         /* times that its primary context is retained; under `lock` */
     void *primary_context;
-    unsigned contexts;        /* how many there are; under `lock` */
-    uint64_t pool_granule;    /* what a pool grows by, as far as seen; under `lock` */
-    uint64_t graph_bytes;     /* charged for memory of graphs; under `lock`, */
-    uint64_t graph_growing;   /* and beside that for launches that are not done */
+    unsigned contexts;        /* under `lock` */
+    uint64_t pool_granule;    /* the smallest growth of a pool so far; under `lock` */
+    uint64_t graph_bytes;     /* counted for memory of graphs; under `lock` */
+    uint64_t graph_growing;   /* counted in addition for unfinished launches; under `lock` */
     atomic_bool graph_allocates; /* a graph has a node that allocates */
 
     struct table table;
 };
 
-/* NULL only where the kernel has no MADV_WIPEONFORK (before 4.14). */
+/* NULL if zero_after_fork failed. */
 extern struct process *process;
 
-/* Tell why nothing works: once in a process. */
+/* Log an error; only the first one in a process. */
 #define COMPLAIN(...) (process->complained ? (void)0 : (process->complained = true, say(__VA_ARGS__)))
 
-/* The files, which a fork shares. */
+/* The mapped files, which a fork shares. */
 extern const struct pf_limits *limits_file;
 extern struct pf_region *region;
 
-/* The sequence number of `limits`, for who reads there; 0 while the agent writes. Then what was read is
-   whole if the limits are still the same. */
+/* The sequence number of `limits`; 0 while the agent writes. A copy is consistent if limits_are_still
+   returns true after it. */
 static inline uint64_t limits_stable(void)
 {
     uint64_t sequence = __atomic_load_n(&limits_file->sequence, __ATOMIC_ACQUIRE);
@@ -77,7 +76,7 @@ static inline bool limits_are_still(uint64_t sequence)
     return __atomic_load_n(&limits_file->sequence, __ATOMIC_RELAXED) == sequence;
 }
 
-/* A step at which tests kill the process. */
+/* A point at which tests kill the process. */
 #ifdef PF_STEPS
 void pf_step(const char *name) __attribute__((weak));
 #define STEP(NAME) (pf_step ? pf_step(NAME) : (void)0)
@@ -85,21 +84,16 @@ void pf_step(const char *name) __attribute__((weak));
 #define STEP(NAME) ((void)0)
 #endif
 
-/* files.c */
-bool files_open(void);
+/* join.c. False: the agent is writing, or died while it wrote. */
 bool files_read_limits(struct limits *copy);
 
-/* slots.c. All but process_identify under the region's mutex. */
+/* slots.c: all except process_identify under the region's mutex. */
 void process_identify(void);
 void slots_recompute(void);
 bool slots_reap(void);
 bool slot_take(void);
 bool slot_is_ours(void);
 bool slot_counts(void);
-
-/* agent.c. The first: 0, an errno, or a status of the agent as -enum pf_status. */
-int agent_register(uint32_t slot, struct pf_answer *answer);
-bool agent_runs(void);
 
 /* group.c */
 bool region_lock(void);

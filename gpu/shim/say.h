@@ -1,4 +1,4 @@
-/* What the shim tells the person who reads the container's log: lines on standard error. */
+/* Writes lines to standard error, for the readers of the container's log. */
 #ifndef PODFABRIC_GPU_SAY_H
 #define PODFABRIC_GPU_SAY_H
 

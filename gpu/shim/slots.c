@@ -1,7 +1,4 @@
-/*
- * The slots of a group's processes in `region`, all under its mutex: taking one, freeing those of dead
- * processes, and computing from them what is used.
- */
+/* The slots of a group's processes in `region`. The callers have its mutex. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +12,7 @@
 #include "process.h"
 #include "say.h"
 
-enum { SUMS = 10 }; /* of an agent that writes meanwhile */
+enum { SUMS = 10 }; /* attempts while the agent writes */
 enum { FIELD_STATE = 3, FIELD_THREADS = 20, FIELD_START = 22 }; /* of /proc/PID/stat, proc(5) */
 
 struct stat_fields {
@@ -23,7 +20,7 @@ struct stat_fields {
     unsigned long long threads, start_time;
 };
 
-/* False: the process is gone, or what the kernel says of it is hidden (hidepid). */
+/* False: the process does not exist, or is hidden (hidepid). */
 static bool read_stat(const char *path, struct stat_fields *fields)
 {
     char text[1024];
@@ -37,7 +34,7 @@ static bool read_stat(const char *path, struct stat_fields *fields)
     if (length <= 0)
         return false;
     text[length] = '\0';
-    char *at = strrchr(text, ')'); /* the name before it may hold anything */
+    char *at = strrchr(text, ')'); /* the name may have any character */
 
     if (!at || at[1] != ' ' || !at[2])
         return false;
@@ -66,8 +63,8 @@ void process_identify(void)
     process->pid_namespace = length > 5 ? strtoull(link + 5, NULL, 10) : 0; /* "pid:[4026531836]" */
     if (read_stat("/proc/self/stat", &fields))
         process->start_time = fields.start_time;
-    /* The kernel gives each program that is executed 16 random bytes. The C library makes secrets of
-       them, so that only 32 bits of a mix leave this process. */
+    /* The kernel gives each executed program 16 random bytes. The C library derives secrets from them,
+       so only 32 bits of a mix leave this process. */
     uint64_t mixed = random ? (random[0] ^ random[1]) * UINT64_C(0x9e3779b97f4a7c15) : 0;
 
     process->image = mixed >> 32 | UINT64_C(1) << 32;
@@ -88,12 +85,12 @@ static uint64_t bytes_of(const struct pf_slot *slot, const struct pf_process *kn
 
 static void free_slot(struct pf_slot *slot)
 {
-    slot->state = PF_SLOT_FREE; /* first: after a kill here it counts no more */
+    slot->state = PF_SLOT_FREE; /* first: after a kill here the slot does not count */
     STEP("slot freed");
     memset(slot, 0, sizeof *slot);
 }
 
-/* Add up the slots of all processes but those that the agent says are dead. */
+/* Add up the slots, except those that the agent has marked dead. */
 static uint64_t sum_slots(bool dead[PF_SLOTS])
 {
     uint64_t used = 0;
@@ -113,19 +110,19 @@ static uint64_t sum_slots(bool dead[PF_SLOTS])
     return used;
 }
 
-/* Compute what is used, from the slots and from what the agent says of their processes. What it says of
-   one it writes at once. So if it writes all the time, or died while it wrote, what is there now counts;
-   and is looked at again by the next one. */
+/* Compute the used bytes from the slots and the agent's entries. The agent writes an entry at once. So if
+   it writes all the time, or died while writing, the present entries count, and the next call tries
+   again. */
 void slots_recompute(void)
 {
     uint64_t used, sequence;
     bool dead[PF_SLOTS];
-    int left = SUMS;
+    int tries = SUMS;
 
     do {
         sequence = limits_stable();
         used = sum_slots(dead);
-    } while ((sequence == 0 || !limits_are_still(sequence)) && --left > 0);
+    } while ((sequence == 0 || !limits_are_still(sequence)) && --tries > 0);
     for (unsigned i = 0; i < PF_SLOTS; i++)
         if (dead[i]) {
             free_slot(&region->slot[i]);
@@ -135,16 +132,31 @@ void slots_recompute(void)
     STEP("used recomputed");
     if (used > region->gpu.peak_bytes)
         region->gpu.peak_bytes = used;
-    region->applied = left > 0 ? sequence : 0;
+    region->applied = tries > 0 ? sequence : 0;
 }
 
-/* Whether the process of a slot has ended. One in another pid namespace cannot be asked after. */
+/* Free the used slots that `is_old` selects. Returns their number. */
+static unsigned free_slots(bool (*is_old)(const struct pf_slot *slot))
+{
+    unsigned freed = 0;
+
+    for (unsigned i = 0; i < PF_SLOTS; i++)
+        if (region->slot[i].state == PF_SLOT_USED && is_old(&region->slot[i])) {
+            free_slot(&region->slot[i]);
+            freed++;
+        }
+    if (freed > 0)
+        slots_recompute();
+    return freed;
+}
+
+/* Whether the process of a slot has ended; false in another pid namespace, where it is not visible. */
 static bool is_dead(const struct pf_slot *slot)
 {
     char path[40];
     struct stat_fields fields;
 
-    if (slot->pid_namespace != process->pid_namespace || slot->pid == 0)
+    if (slot->pid_namespace != process->pid_namespace || slot->pid == 0 || slot->pid == process->pid)
         return false;
     if (kill((pid_t)slot->pid, 0) != 0 && errno == ESRCH)
         return true;
@@ -153,46 +165,24 @@ static bool is_dead(const struct pf_slot *slot)
         return false;
     if (fields.start_time != slot->start_time)
         return true;
-    /* A zombie holds nothing; but of a process whose first thread ended, others may run. */
+    /* A zombie has no memory, unless its other threads still run. */
     return fields.state == 'Z' && fields.threads <= 1;
 }
 
 bool slots_reap(void)
 {
-    bool found = false;
+    unsigned freed = free_slots(is_dead);
 
-    for (unsigned i = 0; i < PF_SLOTS; i++) {
-        struct pf_slot *slot = &region->slot[i];
-
-        if (slot->state != PF_SLOT_USED || slot->pid == process->pid || !is_dead(slot))
-            continue;
-        free_slot(slot);
-        region->stale_slots++;
-        found = true;
-    }
-    if (found)
-        slots_recompute();
-    return found;
+    region->stale_slots += freed;
+    return freed > 0;
 }
 
-/* The slots that this process had before it executed this program; and one of this copy of the shim, if
-   another thread has just taken that in place of a lost one, since what is allocated counts once. */
-static void free_earlier_slots(void)
+/* Whether an earlier program in this process had the slot, or this copy of the shim: another thread may
+   have just taken one in place of a lost one, and the memory counts once. */
+static bool is_earlier(const struct pf_slot *slot)
 {
-    bool found = false;
-
-    for (unsigned i = 0; i < PF_SLOTS; i++) {
-        struct pf_slot *slot = &region->slot[i];
-
-        if (slot->state != PF_SLOT_USED || slot->pid_namespace != process->pid_namespace ||
-            slot->pid != process->pid ||
-            (slot->image == process->image && slot->instance != (uintptr_t)&process))
-            continue;
-        free_slot(slot); /* also if it was another process, whose pid this is now */
-        found = true;
-    }
-    if (found)
-        slots_recompute();
+    return slot->pid_namespace == process->pid_namespace && slot->pid == process->pid &&
+           (slot->image != process->image || slot->instance == (uintptr_t)&process);
 }
 
 static int free_index(void)
@@ -205,14 +195,14 @@ static int free_index(void)
 
 bool slot_take(void)
 {
-    free_earlier_slots();
+    free_slots(is_earlier);
     int index = free_index();
 
     if (index < 0 && slots_reap())
         index = free_index();
     if (index < 0) {
         region->refused_slots++;
-        COMPLAIN("%d processes of this container use a GPU, and there may be no more", PF_SLOTS);
+        COMPLAIN("%d processes of this container use a GPU; more are not allowed", PF_SLOTS);
         return false;
     }
     struct pf_slot *slot = &region->slot[index];

@@ -1,10 +1,9 @@
 /*
- * What libcuda.so.1 exports in place of the driver: a function for each row of the table in hooks.h.
- * The driver itself is loaded with the shim, under the name that DT_NEEDED has for it; the program
- * that asks the shim for another symbol finds it there.
+ * The exports of libcuda.so.1: a function for each row of the table in hooks.h. The driver is loaded with
+ * the shim (DT_NEEDED), so programs find its other symbols there.
  *
- * A driver that calls its own exports by name reaches these functions again; so does a function here
- * that calls the driver. `depth` lets such calls through: only a program's own calls count.
+ * Calls of the driver's exports by the driver or by a hook reach these functions again. `depth` lets them
+ * pass: only a program's own calls count.
  */
 #include "hooks.h"
 

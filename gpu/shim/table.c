@@ -5,7 +5,7 @@
 #include "process.h"
 
 enum { FIRST_PLACES = 64 };
-enum { GONE = 255 }; /* a kind that no question finds, in the middle of others */
+enum { GONE = 255 }; /* the kind of an erased entry; lookups skip it */
 
 static uint64_t hash(enum table_kind kind, uint64_t key)
 {
@@ -18,7 +18,7 @@ static uint64_t hash(enum table_kind kind, uint64_t key)
     return value ^ value >> 32;
 }
 
-/* Pointers of a pool are found by the same question as all others: cuMemFree frees both. */
+/* Pointers of a pool are in the space of plain pointers: cuMemFree frees both. */
 static enum table_kind space(enum table_kind kind)
 {
     return kind == TABLE_POOLED ? TABLE_POINTER : kind;
@@ -29,7 +29,7 @@ static struct shard *shard_of(uint64_t hashed)
     return &process->table.shard[hashed % SHARDS];
 }
 
-/* Where an entry belongs. The places grow by a half, so that they need not be a power of two. */
+/* The first place of an entry. The number of places grows by half, so it is not a power of two. */
 static size_t home(const struct shard *shard, uint64_t hashed)
 {
     return (size_t)(((unsigned __int128)hashed * shard->places) >> 64);
@@ -49,7 +49,7 @@ static struct entry *find(const struct shard *shard, uint64_t hashed, enum table
     }
 }
 
-/* In the place of one that is gone, if one is on the way: its key is not in the table. */
+/* Reuse the place of an erased entry on the way. The key must not be in the table. */
 static void insert(struct shard *shard, const struct entry *entry)
 {
     size_t i = home(shard, hash(space(entry->kind), entry->key));
@@ -61,8 +61,8 @@ static void insert(struct shard *shard, const struct entry *entry)
     shard->live++;
 }
 
-/* Make the places anew for what is there, without those that are gone. */
-static bool make_room(struct shard *shard)
+/* Make new places, without the erased entries. */
+static bool resize(struct shard *shard)
 {
     size_t places = FIRST_PLACES, old_places = shard->places;
 
@@ -99,7 +99,7 @@ bool table_put(const struct entry *entry)
 
     if (old)
         *old = *entry;
-    else if ((shard->used + 1) * 100 <= shard->places * 85 || make_room(shard))
+    else if ((shard->used + 1) * 100 <= shard->places * 85 || resize(shard))
         insert(shard, entry);
     else
         done = false;

@@ -8,14 +8,14 @@
 #include "forks.h"
 
 enum {
-    TIMINGS = 64,        /* at the same time */
+    TIMINGS = 64,        /* the most at the same time */
     LOOK_EVERY = 200000, /* ns between two looks at events */
-    FRESH = 1000000,     /* ns for which a look tells what is unfinished */
+    FRESH = 1000000,     /* ns for which a look shows what is unfinished */
     PAIR = 1280,         /* ns between two events with nothing between them, on an H200 */
-    CALL = 2500,         /* ns of a launch call during which an idle H200 waits for the kernel */
+    CALL = 2500,         /* ns of a launch call in which an idle H200 waits for the kernel */
 };
 
-#define MOST_UNTIMED UINT64_C(1000000) /* ns; a launch is timed after so much that was not */
+#define MOST_UNTIMED UINT64_C(1000000) /* ns; after more untimed launches the next one is timed */
 
 enum timing_state { TIMING_FREE, TIMING_FILLED_IN, TIMING_RUNS };
 
@@ -23,23 +23,23 @@ struct timing {
     int state; /* enum timing_state */
     void *start, *end; /* events */
     struct estimate *estimate;
-    void *what; /* it was for; the estimate may be another's by now */
+    void *what; /* the estimate may be reused for another one */
     const struct pf_gpu_limit *limit;
     struct pf_gpu *gpu;
     const void *stream;
-    uint64_t beside; /* ns between the events that are not the launch's */
-    struct gate_time covers; /* this launch, and those since the one before it that was timed */
+    uint64_t extra; /* ns between the events that are not the launch's */
+    struct gate_time covers; /* this launch, and the untimed ones before it */
 };
 
-/* Zero in the child of a fork: events are the parent's. */
+/* Zero in the child of a fork, since the events are the parent's. */
 static struct timings {
     struct timing timing[TIMINGS];
-    struct gate_time untimed;          /* launches since the last one that was timed */
-    struct pf_gpu *gpu;                /* of the last one */
-    uint64_t covered_ns;               /* by all timings that run */
-    int running;                       /* timings that are not FREE */
-    int lock;                          /* 1: a thread looks at events */
-    uint64_t looks_at;                 /* when to look at events again */
+    struct gate_time untimed; /* launches since the last timed one */
+    struct pf_gpu *gpu;
+    uint64_t covered_ns;      /* by all running timings */
+    int running;              /* timings that are not FREE */
+    int lock;                 /* 1: a thread looks at events */
+    uint64_t looks_at;        /* the time of the next look */
 } *timings;
 
 __attribute__((constructor)) static void make_timings(void)
@@ -54,7 +54,7 @@ static bool is_running(const struct timing *timing)
     return __atomic_load_n(&timing->state, __ATOMIC_ACQUIRE) == TIMING_RUNS;
 }
 
-/* Whether this thread may end a timing that ran: the end of the process takes no lock. */
+/* Whether this thread may end a running timing: a process that ends takes no lock. */
 static bool claim(struct timing *timing)
 {
     int runs = TIMING_RUNS;
@@ -94,9 +94,7 @@ static void finish(struct pf_gpu *gpu, struct gate_time time)
     ADD(gpu->paid_finished_ns, time.paid_ns);
 }
 
-/* ---- a launch ---------------------------------------------------------------------------- */
-
-/* What cannot be timed counts as finished: else each launch would try it again. */
+/* Count launches that cannot be timed as finished: otherwise each launch would try again. */
 static void give_up(const struct gate_launch *launch)
 {
     finish(launch->gpu, launch->time);
@@ -150,8 +148,8 @@ static void free_again(struct timing *timing)
     __atomic_store_n(&timing->state, TIMING_FREE, __ATOMIC_RELEASE);
 }
 
-/* If the event before the launch is done already, the GPU had nothing else to do: it waited for the program. */
-static uint64_t beside(const struct gate_launch *launch)
+/* If the event before the launch is done already, the GPU was idle and waited for the program. */
+static uint64_t extra(const struct gate_launch *launch)
 {
     return PAIR + (driver.cuEventQuery(launch->start) == CU_SUCCESS ? CALL : 0);
 }
@@ -165,7 +163,7 @@ static void fill_in(struct timing *timing, const struct gate_launch *launch, voi
     timing->limit = launch->limit;
     timing->gpu = launch->gpu;
     timing->stream = launch->stream;
-    timing->beside = beside(launch);
+    timing->extra = extra(launch);
     timing->covers = take_untimed();
     timing->covers.ns += launch->time.ns;
     timing->covers.paid_ns += launch->time.paid_ns;
@@ -194,8 +192,6 @@ void gate_timed(struct gate_launch *launch, int result)
     launch->start = NULL;
 }
 
-/* ---- launches that are finished ---------------------------------------------------------- */
-
 static void end(struct timing *timing)
 {
     destroy(timing->start);
@@ -206,7 +202,7 @@ static void end(struct timing *timing)
     free_again(timing);
 }
 
-/* A timing whose launch is done, or failed: take it. */
+/* Take a timing whose launch is done or failed. */
 static void look_at(struct timing *timing)
 {
     float milliseconds = 0;
@@ -217,12 +213,12 @@ static void look_at(struct timing *timing)
     if (result == CU_SUCCESS &&
         driver.cuEventElapsedTime(&milliseconds, timing->start, timing->end) == CU_SUCCESS &&
         milliseconds >= 0) {
-        float most = 1e8; /* which milliseconds are in no measurement, and ns in 64 bits */
+        float most = 1e8; /* ms; no measurement is longer, and its ns fit in 64 bits */
         uint64_t ns = (uint64_t)((double)(milliseconds < most ? milliseconds : most) * 1e6);
-        uint64_t of_launch = ns > timing->beside ? ns - timing->beside : 0;
+        uint64_t of_launch = ns > timing->extra ? ns - timing->extra : 0;
         uint64_t more = estimate_measured(timing->estimate, timing->what, of_launch);
 
-        /* Of launches before this one, of which some may run: they finish with the next one. */
+        /* For launches before this one, some of which may run: they finish with the next timing. */
         if (more > 0)
             add_untimed(gate_charge(timing->limit, timing->gpu, more));
     }
@@ -232,11 +228,6 @@ static void look_at(struct timing *timing)
 static bool lock(void)
 {
     return __atomic_exchange_n(&timings->lock, 1, __ATOMIC_ACQUIRE) == 0;
-}
-
-static void unlock(void)
-{
-    __atomic_store_n(&timings->lock, 0, __ATOMIC_RELEASE);
 }
 
 void timings_update(uint64_t now)
@@ -250,7 +241,7 @@ void timings_update(uint64_t now)
             look_at(&timings->timing[i]);
     end_own_calls(mode);
     STORE(timings->looks_at, now + LOOK_EVERY);
-    unlock();
+    __atomic_store_n(&timings->lock, 0, __ATOMIC_RELEASE);
 }
 
 void gate_forget_events(void)
@@ -265,7 +256,7 @@ void gate_forget_events(void)
         if (claim(&timings->timing[i]))
             end(&timings->timing[i]);
     end_own_calls(mode);
-    unlock();
+    __atomic_store_n(&timings->lock, 0, __ATOMIC_RELEASE);
 }
 
 bool timings_unfinished(uint64_t now)
@@ -273,7 +264,7 @@ bool timings_unfinished(uint64_t now)
     return timings && LOAD(timings->running) > 0 && now < LOAD(timings->looks_at) + FRESH;
 }
 
-/* A process that ends takes what it had to do with it. The region stays until the very end. */
+/* A process that ends stops its launches. The region stays mapped until the end. */
 __attribute__((destructor)) static void finish_all(void)
 {
     if (!timings)

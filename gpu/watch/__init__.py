@@ -1,1 +1,1 @@
-"""Compares what processes use of each GPU with the limits of their groups."""
+"""Compares the use of each GPU with the limits of the groups."""

@@ -1,4 +1,4 @@
-"""Whose use of a GPU it is that the driver reports: pids become groups."""
+"""Finds the groups of the processes that the driver reports."""
 
 import os
 from collections import defaultdict
@@ -14,56 +14,51 @@ PidBytes = Mapping[int, int]
 
 
 class Attribution:
-    """Finds the groups of processes."""
-
     def __init__(self, tenants: Tenants, living: LivingProcesses) -> None:
         self._tenants = tenants
         self._living = living
 
     def group_of(self, pid: int) -> str | None:
-        """The group of a process; None if it has none, or has ended."""
+        """The group of a process; `None` if it has no group or has ended."""
         return self._groups_of((pid,))[pid]
 
     def memory(
         self, used: Mapping[str, PidBytes]
     ) -> tuple[dict[tuple[str, str], dict[int, int]], dict[str, dict[int, int]]]:
-        """Bytes by pid for each group and GPU; and for each GPU, of processes without a group."""
+        """Bytes by pid: for each group and GPU, and for each GPU of processes without a group."""
         groups = self._groups_of(pid for of_gpu in used.values() for pid in of_gpu)
         by_group: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-        others: dict[str, dict[int, int]] = {uuid: {} for uuid in used}
+        unaccounted: dict[str, dict[int, int]] = {uuid: {} for uuid in used}
         for uuid, of_gpu in used.items():
             for pid, size in of_gpu.items():
                 group = groups[pid]
-                place = others[uuid] if group is None else by_group[group, uuid]
+                place = unaccounted[uuid] if group is None else by_group[group, uuid]
                 place[pid] = size
-        return by_group, others
+        return by_group, unaccounted
 
     def used_time(
         self, used: Mapping[str, Mapping[int, UsedTime]]
     ) -> dict[tuple[str, str], UsedTime]:
-        """What each group used of each GPU; `used` is by GPU and pid.
-
-        A process that has ended since then counts, if it was registered.
-        """
+        """The time that each group used of each GPU, also of processes that have just ended."""
         pids = {pid for of_gpu in used.values() for pid in of_gpu}
         groups = self._living.last_groups_of(pids) | {
             pid: group for pid, group in self._groups_of(pids).items() if group is not None
         }
-        found: dict[tuple[str, str], UsedTime] = {}
+        by_group: dict[tuple[str, str], UsedTime] = {}
         for uuid, of_gpu in used.items():
             for pid, time in of_gpu.items():
                 if pid in groups:
                     key = groups[pid], uuid
-                    found[key] = found.get(key, UsedTime()) + time
-        return found
+                    by_group[key] = by_group.get(key, UsedTime()) + time
+        return by_group
 
     def _groups_of(self, pids: Iterable[int]) -> dict[int, str | None]:
-        wanted = set(pids)
-        registered = self._living.groups_of(wanted)
-        return {pid: registered.get(pid) or self._by_cgroup(pid) for pid in wanted}
+        distinct = set(pids)
+        registered = self._living.groups_of(distinct)
+        return {pid: registered.get(pid) or self._by_cgroup(pid) for pid in distinct}
 
     def _by_cgroup(self, pid: int) -> str | None:
-        """The group of the container that a process is in which did not register."""
+        """The group of an unregistered process, by its container."""
         pidfd = processes.pidfd_of(pid)
         if pidfd is None:
             return None

@@ -1,7 +1,7 @@
-"""What is done about processes that use more memory of a GPU than their group may.
+"""Reports or kills processes that use more memory of a GPU than the limit of their group.
 
-Over-use counts once it was seen at two looks in a row. Nothing that a tenant wrote decides here:
-the driver tells who uses how much, and the kernel who that is.
+Over-use counts if two samples in a row show it. Only the driver's figures and the kernel's
+identification of processes count; tenants cannot influence them.
 """
 
 import logging
@@ -9,23 +9,22 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 
 from gpu.driver.nvml import Nvml, NvmlError
-from gpu.limit_settings import Action
+from gpu.gpu_pool import Action
 from gpu.limits import processes
 from gpu.limits.tenants import Tenant
 from gpu.watch.usage_watch import NodeSample, TenantSample
 
-LOOKS = 2  # in a row
+LOOKS = 2  # samples in a row
 
 _log = logging.getLogger(__name__)
 
 
 class OverUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant uses more memory of a GPU than it may, for people to know."""
+    """A tenant uses more memory of a GPU than its limit."""
 
     tenant: Tenant
     uuid: str
@@ -35,23 +34,23 @@ class OverUse(msgspec.Struct, frozen=True, kw_only=True):
     killed: tuple[int, ...] = ()  # pids
 
     def __str__(self) -> str:
-        did = {
+        outcome = {
             "report": "nothing is done (onOveruse: report)",
             "kill": f"killed {', '.join(map(str, self.killed)) or 'nothing, it has ended'}",
         }
         return (
             f"uses {self.device_bytes >> 20} MiB of {self.uuid}, and may use "
-            f"{self.limit_bytes >> 20} MiB: {did[self.action]}"
+            f"{self.limit_bytes >> 20} MiB: {outcome[self.action]}"
         )
 
 
 class Enforcement:
-    """Decides after each look. One thread may use it.
+    """Acts on each sample. One thread may use it.
 
     Args:
-        group_of: the group of a process of the host, told by the kernel.
-        report: gets each over-use once, when it counts; and each that is killed.
-        action: what is done beside that.
+        group_of: returns the group of a process of the host, as the kernel identifies it.
+        report: is called once for each over-use, and for each one with killed processes.
+        action: `kill` also kills the processes.
     """
 
     def __init__(
@@ -65,32 +64,31 @@ class Enforcement:
         self._report = report
         self._action: Action = action
         self.kills: Counter[str] = Counter()  # by group
-        self._over: dict[str, int] = {}  # looks in a row, by group
+        self._over: dict[str, int] = {}  # samples in a row with over-use, by group
 
     def decide(self, sample: NodeSample, nvml: Nvml | None) -> None:
-        """Act on a look. A GPU that the driver did not tell about begins from the start."""
+        """Act on a sample. A GPU that the driver did not report starts again at 0."""
+        over = [tenant for tenant in sample.tenants if tenant.overuse_bytes]
         self._over = {
-            each.tenant.group: self._over.get(each.tenant.group, 0) + 1
-            for each in sample.tenants
-            if each.overuse_bytes
+            tenant.tenant.group: self._over.get(tenant.tenant.group, 0) + 1 for tenant in over
         }
-        for each in sample.tenants:
-            count = self._over.get(each.tenant.group, 0)
+        for tenant in over:
+            count = self._over[tenant.tenant.group]
             if count >= LOOKS:
-                self._act(each, nvml, first=count == LOOKS)
+                self._act(tenant, nvml, first=count == LOOKS)
 
     def _act(self, sample: TenantSample, nvml: Nvml | None, *, first: bool) -> None:
         killed: tuple[int, ...] = ()
         if self._action == "kill" and nvml is not None:
             group = sample.tenant.group
-            killed = _kill(nvml, sample.uuid, partial(self._is_of, group))
+            killed = _kill(nvml, sample.uuid, lambda pid: self._group_of(pid) == group)
             self.kills[group] += len(killed)
         if first or killed:
             overuse = OverUse(
                 tenant=sample.tenant,
                 uuid=sample.uuid,
                 device_bytes=sample.device_bytes or 0,
-                limit_bytes=sample.in_force.memory_bytes,
+                limit_bytes=sample.limit.memory_bytes,
                 action=self._action,
                 killed=killed,
             )
@@ -98,15 +96,12 @@ class Enforcement:
             _log.warning("GPUs: pod %s, container %s: %s", tenant.pod, tenant.container, overuse)
             self._report(overuse)
 
-    def _is_of(self, group: str, pid: int) -> bool:
-        return self._group_of(pid) == group
 
+def _kill(nvml: Nvml, uuid: str, is_member: Callable[[int], bool]) -> tuple[int, ...]:
+    """Kill the member processes on a GPU.
 
-def _kill(nvml: Nvml, uuid: str, is_meant: Callable[[int], bool]) -> tuple[int, ...]:
-    """Kill the processes on a GPU that are meant, and no others.
-
-    A pid that the driver told may be another process' by now. So each is held by a pidfd first, and
-    is killed only if the driver still tells its pid after that, and it lives.
+    A pid from the driver may belong to another process by now. So the pidfd is opened first. The
+    process is killed only if it lives and the driver then still reports its pid.
     """
     held: dict[int, int] = {}
     killed = []
@@ -116,7 +111,7 @@ def _kill(nvml: Nvml, uuid: str, is_meant: Callable[[int], bool]) -> tuple[int, 
             if pidfd is not None:
                 held[pid] = pidfd
         for pid in nvml.processes(uuid):
-            if pid not in held or not is_meant(pid) or processes.has_ended(held[pid]):
+            if pid not in held or not is_member(pid) or processes.has_ended(held[pid]):
                 continue
             try:
                 signal.pidfd_send_signal(held[pid], signal.SIGKILL)
@@ -127,7 +122,7 @@ def _kill(nvml: Nvml, uuid: str, is_meant: Callable[[int], bool]) -> tuple[int, 
                 continue
             killed.append(pid)
     except NvmlError as error:
-        _log.warning("GPUs: %s: cannot tell whom to kill: %s", uuid, error)
+        _log.warning("GPUs: %s: cannot list the processes to kill: %s", uuid, error)
     finally:
         for pidfd in held.values():
             os.close(pidfd)

@@ -1,6 +1,6 @@
-"""The metrics of GPU limits, from the last look. None has a pid, so that series do not pile up.
+"""The metrics of GPU limits, from the last sample. No label is a pid: that would add many series.
 
-What is not known is left out: 0 would be a claim.
+Unknown values are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,44 +10,40 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from gpu.driver.gpu_inventory import LimitedGPU
 from gpu.limits.region import RegionUse
-from gpu.watch.usage_watch import GpuSample, NodeSample, TenantSample
+from gpu.watch.usage_watch import NodeSample, TenantSample
 
-OLD = 10.0  # seconds; a look that is older says nothing: the driver hangs
+OLD = 10.0  # seconds; values of the driver in an older sample are left out: the driver hangs
 _ON_GPU = ("namespace", "pod", "container", "gpu_uuid", "gpu")
 _GPU = ("gpu_uuid", "gpu")
 
 Rows = Sequence[tuple[str, str, Callable[[TenantSample], float | None]]]
-"""Name, text, and the value for a tenant, None where it is not known."""
+"""Name, text, and a function that returns the value of a tenant, or `None` if it is unknown."""
 
 
-def _said(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float | None]:
-    """What the tenant says, unless its region is damaged."""
+def _use(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float | None]:
+    """A value from the tenant's region, if that is readable."""
     return lambda of: None if of.use is None else value(of.use)
 
 
 _GAUGES: Rows = [
-    ("memory_limit_bytes", "Memory that it may use.", lambda of: of.in_force.memory_bytes),
+    ("memory_limit_bytes", "Memory that it may use.", lambda of: of.limit.memory_bytes),
     ("memory_overhead_bytes", "Measured contexts and modules.", lambda of: of.overhead_bytes),
-    ("memory_device_bytes", "Memory used, as the driver says.", lambda of: of.device_bytes),
-    ("memory_overuse_bytes", "Above its limit and what is tolerated.", lambda of: of.overuse_bytes),
-    (
-        "compute_share_ratio",
-        "Part of the GPU's time given to it.",
-        lambda of: of.in_force.share,
-    ),
+    ("memory_device_bytes", "Memory used, as the driver reports it.", lambda of: of.device_bytes),
+    ("memory_overuse_bytes", "Above its limit and the tolerance.", lambda of: of.overuse_bytes),
+    ("compute_share_ratio", "Its share of the GPU's time.", lambda of: of.limit.compute_share),
     ("compute_utilization_ratio", "Part of the GPU's time used.", lambda of: of.utilization),
     ("processes", "Processes that use CUDA.", lambda of: of.processes),
-    ("memory_used_bytes", "Memory that counts as used.", _said(lambda use: use.used_bytes)),
-    ("memory_peak_bytes", "The most that counted as used.", _said(lambda use: use.peak_bytes)),
+    ("memory_used_bytes", "Memory that counts as used.", _use(lambda use: use.used_bytes)),
+    ("memory_peak_bytes", "The most that counted as used.", _use(lambda use: use.peak_bytes)),
 ]
 _COUNTERS: Rows = [
-    ("memory_denied", "Allocations that were refused.", _said(lambda use: use.denied)),
-    ("launches", "Kernels and graphs launched.", _said(lambda use: use.launches)),
-    ("throttled_launches", "Launches that waited.", _said(lambda use: use.throttled)),
-    ("launch_wait_seconds", "How long launches waited.", _said(lambda use: use.wait_ns / 1e9)),
-    ("process_slots_stale", "Slots of dead processes freed.", _said(lambda use: use.stale_slots)),
-    ("process_slots_refused", "Processes without a slot.", _said(lambda use: use.refused_slots)),
-    ("lock_recoveries", "Deaths while counting.", _said(lambda use: use.lock_recoveries)),
+    ("memory_denied", "Allocations that were refused.", _use(lambda use: use.denied)),
+    ("launches", "Kernels and graphs launched.", _use(lambda use: use.launches)),
+    ("throttled_launches", "Launches that waited.", _use(lambda use: use.throttled)),
+    ("launch_wait_seconds", "How long launches waited.", _use(lambda use: use.wait_ns / 1e9)),
+    ("process_slots_stale", "Slots of dead processes freed.", _use(lambda use: use.stale_slots)),
+    ("process_slots_refused", "Processes without a slot.", _use(lambda use: use.refused_slots)),
+    ("lock_recoveries", "Deaths while counting.", _use(lambda use: use.lock_recoveries)),
 ]
 
 
@@ -58,16 +54,20 @@ def families(
     wall: float,
     limited: Sequence[LimitedGPU] = (),
 ) -> Sequence[Metric]:
-    """All families.
+    """All metrics.
 
     Args:
-        kills: how many processes were killed, by group.
-        now: time.monotonic(): what the driver said long ago is left out.
-        wall: time.time(), of the same moment.
-        limited: the GPUs that are given in parts.
+        kills: the number of killed processes, by group.
+        now: time.monotonic().
+        wall: time.time() at the same moment.
+        limited: the GPUs of which containers get shares.
     """
     if now - sample.at > OLD:
-        sample = NodeSample(at=sample.at, problem=sample.problem, tenants=_forgotten(sample))
+        tenants = tuple(
+            replace(tenant, device_bytes=None, overuse_bytes=None, utilization=None)
+            for tenant in sample.tenants
+        )
+        sample = NodeSample(at=sample.at, problem=sample.problem, tenants=tenants)
 
     launched = (
         "last_launch_timestamp_seconds",
@@ -79,14 +79,13 @@ def families(
         "Processes that were killed because the container used more than it may.",
         lambda of: kills.get(of.tenant.group, 0),
     )
-    up = GaugeMetricFamily(
-        "podfabric_gpu_nvml_up",
-        "Whether the driver tells about every GPU.",
-        value=int(sample.nvml_up),
+    text = "Whether the driver reports every GPU."
+    up = GaugeMetricFamily("podfabric_gpu_nvml_up", text, value=int(sample.nvml_up))
+    withheld = _of_gpu(
+        "withheld", "Whether the node withholds the GPU since it cannot enforce limits."
     )
-    withheld = _of_gpu("withheld", "Whether the GPU is not given, since its limits cannot be kept.")
-    for of in limited:
-        withheld.add_metric((of.uuid, str(of.minor)), int(of.obstacle is not None))
+    for limit in limited:
+        withheld.add_metric((limit.uuid, str(limit.minor)), int(limit.obstacle is not None))
     gauges = _of_tenants(GaugeMetricFamily, [*_GAUGES, launched], sample.tenants)
     counters = _of_tenants(CounterMetricFamily, [*_COUNTERS, killed], sample.tenants)
     return (up, *gauges, *counters, *_of_gpus(sample), withheld)
@@ -99,10 +98,11 @@ def _of_tenants(
 ) -> Iterator[Metric]:
     for name, text, value in rows:
         family = kind(f"podfabric_gpu_{name}", text, labels=_ON_GPU)
-        for of in tenants:
-            pod, number = of.tenant.pod, value(of)
+        for tenant in tenants:
+            pod, number = tenant.tenant.pod, value(tenant)
             if number is not None:
-                labels = pod.namespace, pod.name, of.tenant.container, of.uuid, str(of.minor)
+                container, gpu = tenant.tenant.container, (tenant.uuid, str(tenant.minor))
+                labels = pod.namespace, pod.name, container, *gpu
                 family.add_metric(labels, number)
         yield family
 
@@ -110,19 +110,16 @@ def _of_tenants(
 def _of_gpus(sample: NodeSample) -> Sequence[Metric]:
     capacity = _of_gpu("capacity_bytes", "Memory of the GPU that programs can use.")
     allocated = _of_gpu("allocated_bytes", "Memory that containers may use together.")
-    share = _of_gpu(
-        "allocated_share_ratio", "Parts of the GPU's time that containers were given, together."
-    )
-    tenants = _of_gpu("tenants", "Containers that hold a part of the GPU.")
-    unaccounted = _of_gpu(
-        "unaccounted_bytes", "Memory that processes use which hold no part of the GPU."
-    )
+    share = _of_gpu("allocated_share_ratio", "The sum of the containers' shares of the GPU's time.")
+    tenants = _of_gpu("tenants", "Containers that hold a share of the GPU.")
+    unaccounted = _of_gpu("unaccounted_bytes", "Memory that processes without a share use.")
     for gpu in sample.gpus:
         labels = gpu.uuid, str(gpu.minor)
-        own = [of for of in sample.tenants if of.uuid == gpu.uuid]
+        own = [tenant.limit for tenant in sample.tenants if tenant.uuid == gpu.uuid]
         capacity.add_metric(labels, gpu.capacity_bytes)
-        allocated.add_metric(labels, sum(_allocated(of, gpu) for of in own))
-        share.add_metric(labels, sum(of.in_force.share for of in own))
+        memory = sum(min(limit.memory_bytes, gpu.capacity_bytes) for limit in own)
+        allocated.add_metric(labels, memory)
+        share.add_metric(labels, sum(limit.compute_share for limit in own))
         tenants.add_metric(labels, len(own))
         unaccounted.add_metric(labels, sum(gpu.unaccounted.values()))
     return capacity, allocated, share, tenants, unaccounted
@@ -130,15 +127,3 @@ def _of_gpus(sample: NodeSample) -> Sequence[Metric]:
 
 def _of_gpu(name: str, text: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"podfabric_gpu_{name}", text, labels=_GPU)
-
-
-def _allocated(of: TenantSample, gpu: GpuSample) -> int:
-    return min(of.in_force.memory_bytes, gpu.capacity_bytes)
-
-
-def _forgotten(sample: NodeSample) -> tuple[TenantSample, ...]:
-    """The tenants without what the driver said."""
-    return tuple(
-        replace(of, device_bytes=None, overuse_bytes=None, utilization=None)
-        for of in sample.tenants
-    )

@@ -1,10 +1,9 @@
-"""How much GPU time processes used, from the samples that the driver tells.
+"""The GPU time that processes used, from the driver's samples.
 
-The driver looks at a GPU once in a window, which NVML documents as 1/6 to 1 s, and counts the whole
-use of the window to one process. An answer has the processes with a context: the mean use of each
-since the last question, in hundredths, and the end of the last window that was counted to the
-process. So the use of processes that share a GPU is right only on average. Seen on an H200 with
-driver 580.159.04, whose windows are 200 ms (docs/gpu-compute.md).
+The driver looks at a GPU once per window (1/6 to 1 s by NVML's documentation) and attributes the
+whole window to one process. A sample has the mean use of a process since the last query in
+hundredths, and the end of the last window attributed to it. So the use of processes that share a
+GPU is correct only on average. docs/gpu-compute.md has measurements.
 """
 
 from collections.abc import Collection
@@ -20,11 +19,11 @@ _US = 1e-6
 
 
 class UsedTime(msgspec.Struct, frozen=True):
-    """GPU time."""
+    """GPU time with its uncertainty."""
 
     seconds: float = 0.0
-    rounding: float = 0.0  # seconds that it may be more or less
-    variance: float = 0.0  # seconds², by the driver's sampling
+    rounding: float = 0.0  # seconds: the largest error of rounding
+    variance: float = 0.0  # seconds², of the driver's sampling
 
     def __add__(self, other: "UsedTime") -> "UsedTime":
         return UsedTime(
@@ -35,20 +34,18 @@ class UsedTime(msgspec.Struct, frozen=True):
 
 
 class SampledTime:
-    """The samples of one GPU, added up."""
-
     def __init__(self) -> None:
-        self.since_us = 0  # the newest sample, by the driver's clock
-        self.variance = 0.0  # of the last answer: seconds², of any processes together
+        self.since_us = 0  # the newest sample by the driver's clock
+        self.variance = 0.0  # of the last answer, in seconds², of any processes together
         self._asked = 0.0
         self._idle = True  # the last answer had no process
         self._window = _LONGEST_WINDOW
 
     def add(self, samples: Collection[Utilization], now: float) -> dict[int, UsedTime]:
-        """What processes used since the last call, by pid. `samples` are those after `since_us`.
+        """The use by pid since the last call. `samples` are those after `since_us`.
 
-        `now` is any clock, in seconds. What was used before the first sample is not known. After a
-        pause no more counts than the time since the last question, and a window.
+        `now` is of any clock, in seconds. The use before the first sample is unknown. After a pause
+        at most the time since the last query plus a window counts.
         """
         passed, self._asked = now - self._asked, now
         idle, self._idle = self._idle, not samples
@@ -60,7 +57,7 @@ class SampledTime:
             length = min(period, passed + self._window)
         if since == 0 or (idle and not samples):
             length = 0.0
-        # At most: that of a process which is found in half of the windows.
+        # The largest variance: a process in half of the windows has it.
         self.variance = length * self._window / 4
         return {
             sample.pid: UsedTime(sample.sm * length, ROUNDING * length)

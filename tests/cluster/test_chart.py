@@ -11,7 +11,7 @@ import yaml
 
 from agent import settings
 from cli.setup.executables import EVERY, PLUGINS
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings
 from ipam import store_choice
 from tools import manifests
 from tools.manifests import CHART, CHECKOUT, KUSTOMIZE

@@ -36,11 +36,11 @@ class Tenant:
     def write(self) -> None:
         """Tell the gates the share in force, kappa, and what is settled."""
         with LimitsFile(self.group.limits) as opened:
-            limit = opened.gpu()
+            limit = opened.limit()
             opened.write(
                 msgspec.structs.replace(
                     limit,
-                    share=self.state.share,
+                    compute_share=self.state.share,
                     kappa=self.state.kappa,
                     settled_ns=round(self.state.settled * 1e9),
                 )

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import tempfile
 import threading
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -18,7 +17,7 @@ from typing import Self
 import msgspec
 
 from gpu.limits import layout, limits_file, region
-from gpu.limits.limits_file import GpuEntry, LimitsFile, Registered
+from gpu.limits.limits_file import Limit, LimitsFile, Registered
 from gpu.limits.region import Region, RegionUse
 from tests.standin import build as standin
 from tests.standin.gpus import Gpu, Node
@@ -92,15 +91,10 @@ class Group:
     ) -> None:
         self.directory = directory / DIRECTORY
         (self.directory / "agent").mkdir(parents=True)
-        entry = GpuEntry(
-            uuid=uuid.UUID(gpu.uuid.removeprefix("GPU-")).bytes,
-            memory_bytes=memory,
-            context_bytes=context,
-            share=1.0,
-        )
+        limit = Limit(gpu.uuid, memory, 1.0, context_bytes=context)
         self.limits = self.directory / "limits"
         self.region = self.directory / "region"
-        content = limits_file.content_of(entry, ALLOCATION)
+        content = limits_file.content_of(limit, ALLOCATION)
         self.limits.write_bytes(content)
         self.region.write_bytes(region.content_of(ALLOCATION))
         self.registered: list[tuple[int, int]] = []  # slot, pid
@@ -180,7 +174,7 @@ class Group:
     def set_memory(self, memory: int) -> None:
         """Change the limit."""
         with LimitsFile(self.limits) as opened:
-            opened.write(msgspec.structs.replace(opened.gpu(), memory_bytes=memory))
+            opened.write(msgspec.structs.replace(opened.limit(), memory_bytes=memory))
 
     def use(self) -> RegionUse:
         """What the shims say of the GPU."""

@@ -118,8 +118,8 @@ def test_a_launch_that_waits_for_another_graphs_memory_is_not_timed_meanwhile(
     slow = {"cuGraphInstantiateWithParams": 200_000_000}
     here = place(memory=256 * MIB, behaviour=Behaviour(pool_chunk=2 * MIB, latency_ns=slow))
     with LimitsFile(here.group.limits) as limits:
-        entry = limits.gpu()
-        limits.write(msgspec.structs.replace(entry, share=0.5))
+        entry = limits.limit()
+        limits.write(msgspec.structs.replace(entry, compute_share=0.5))
     driver = here.process()
     context = driver.start()
     driver.do("cuCtxSetCurrent", context, thread=1)

@@ -173,8 +173,8 @@ class _Launcher:
 
     def _share(self, share: float) -> None:
         with LimitsFile(self.here.group.limits) as opened:
-            limit = opened.gpu()
-            opened.write(msgspec.structs.replace(limit, share=share))
+            limit = opened.limit()
+            opened.write(msgspec.structs.replace(limit, compute_share=share))
 
     def _owe(self, ns: int) -> None:
         """Let the group have used more than its share."""

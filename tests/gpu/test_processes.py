@@ -270,7 +270,7 @@ def test_the_257th_process_is_refused(place: Make) -> None:
     with here.process() as last:
         assert last.result("cuInit", 0) == SYSTEM_NOT_READY
         _, said = last.ended()
-    words = "256 processes of this container use a GPU, and there may be no more"
+    words = "256 processes of this container use a GPU; more are not allowed"
     assert said == f"podfabric: {words}\n"
     with Region(here.group.region, groups.ALLOCATION) as region:
         assert region.use().refused_slots == 1

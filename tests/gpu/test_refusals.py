@@ -85,7 +85,7 @@ def test_without_the_agent_nothing_starts_and_its_slot_is_free(place: Make) -> N
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(1, "another version"), (2, "no GPU of this container"), (3, "same slot"), (4, "try again")],
+    [(1, "another version"), (2, "not find this process"), (3, "same slot"), (4, "try again")],
 )
 def test_what_the_agent_answers_is_told(place: Make, status: int, words: str) -> None:
     here = place()
@@ -215,7 +215,7 @@ def test_what_a_tenant_writes_into_the_region_is_its_own_harm(
     assert here.process().outcome("cuInit", 0) in (0, SYSTEM_NOT_READY)
     code, said = driver.ended()
     assert code == 0
-    assert ("region was written over" in said) == (part == "mutex" or part == "whole")
+    assert ("region was overwritten" in said) == (part == "mutex" or part == "whole")
 
 
 def test_who_waited_in_vain_for_the_lock_has_it_as_soon_as_it_is_open_again(place: Make) -> None:

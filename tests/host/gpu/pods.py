@@ -18,11 +18,10 @@ from base.pod import Pod
 from gpu.limits import layout, processes
 from gpu.limits.groups import Groups
 from gpu.limits.limits_file import Limit, LimitsFile
-from gpu.limits.process_registration import Registrar
+from gpu.limits.process_registration import Refusal, Refusals, Registrar
 from gpu.limits.processes import Container
-from gpu.limits.refusals import Refusal, Refusals
 from gpu.limits.tenants import Tenant, Tenants
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 from tests.waiting import until
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
@@ -149,7 +148,7 @@ class GroupsNode:
     """Groups, their tenants, and a registrar, which can be started again."""
 
     def __init__(self, root: Path) -> None:
-        self.groups = Groups(root, rooms=PlainRooms())
+        self.groups = Groups(root, regions=PlainRegions())
         self.tenants: list[Tenant] = []
         self.refusals: list[Refusal] = []
         self.told = Refusals(self.refusals.append)

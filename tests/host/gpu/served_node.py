@@ -10,17 +10,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from base.pod import Pod
 from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.gpu_pool import Action, GpuLimitSettings
 from gpu.limit_service import GpuService
-from gpu.limit_settings import Action, GpuLimitSettings
 from gpu.limits.limits_file import Limit
-from gpu.limits.refusals import Refusal
+from gpu.limits.process_registration import Refusal
 from gpu.limits.tenants import Tenant
 from gpu.watch.enforcement import OverUse
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.host.gpu.pods import MadeContainer, made_container
 from tests.standin.driver import Driver, Out
 from tests.standin.gpus import GIB, MIB, Behaviour, Node, gpus
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 
 TWO = gpus(2, bytes=16 * GIB, reserved_bytes=600 * MIB, context_bytes=300 * MIB)
 FIRST, SECOND = (gpu.uuid for gpu in TWO)
@@ -73,7 +73,7 @@ class ServedNode:
             made,
             lambda told: self.report(told),
             limited=None if limited is None else lambda: limited,
-            rooms=PlainRooms(),
+            regions=PlainRegions(),
             sick=lambda uuid, fault: self.sick.append(uuid),
         )
         self.stack.callback(self.service.close)

@@ -10,9 +10,9 @@ import pytest
 from agent.observe.node_events import KILLED, OVER, REFUSED, AgentEvents
 from gpu import limit_service
 from gpu.driver.nvml import Nvml
-from gpu.limits import refusals
+from gpu.limits import process_registration
 from gpu.limits.limits_file import Limit
-from gpu.limits.refusals import Refusal
+from gpu.limits.process_registration import Refusal
 from gpu.watch import compute_shares
 from gpu.watch.enforcement import LOOKS, OverUse
 from gpu.watch.usage_watch import NodeSample, Watch
@@ -131,4 +131,4 @@ def test_a_process_that_the_agent_refuses_is_an_event_of_its_pod(
     with RegisteringProcess(container, socket) as client:
         client.register(0, version=2)
     until(lambda: api.events, what="event")
-    assert told(api) == [(REFUSED, f"container main {refusals.VERSION}", "pod-of-a")]
+    assert told(api) == [(REFUSED, f"container main {process_registration.VERSION}", "pod-of-a")]

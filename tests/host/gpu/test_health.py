@@ -47,7 +47,7 @@ def test_an_xid_of_the_gpu_makes_it_sick_and_one_of_a_program_does_not(
     for xid in sorted(OF_APPLICATIONS):
         looked.node.happens(0, xid=xid)
     assert looked.fault() is None
-    assert "Xid 31, of a program" in caplog.text
+    assert "Xid 31: a program caused it" in caplog.text
     looked.node.happens(0, xid=79)
     for _ in range(2):
         assert looked.fault() == f"critical error Xid 79: {REMEDY}"

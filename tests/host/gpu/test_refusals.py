@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from gpu.limits import layout, refusals
+from gpu.limits import layout, process_registration
 from gpu.limits.limits_file import GroupError, Limit
 from tests.host.gpu.pods import GroupsNode
 from tests.unit.gpu.made import A
@@ -16,14 +16,15 @@ from tests.waiting import until
 def test_a_pod_is_told_of_a_process_with_a_library_of_another_version(
     node: GroupsNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(refusals, "QUIET", 1e9)
+    monkeypatch.setattr(process_registration, "QUIET", 1e9)
     with node.container("a").client(node.socket("a")) as client:
         for _ in range(3):  # a tenant asks as often as it likes
             assert client.register(0, version=2)[0] == layout.STATUS_VERSION
-    assert node.refused() == [("a", refusals.VERSION)]
+    assert node.refused() == [("a", process_registration.VERSION)]
     (line,) = [record.message for record in caplog.records if "got no GPU" in record.message]
     assert line == (
-        f"GPUs: pod default/pod-of-a, container main: {refusals.VERSION} (process {client.pid})"
+        "GPUs: pod default/pod-of-a, container main: "
+        f"{process_registration.VERSION} (process {client.pid})"
     )
 
 
@@ -33,7 +34,7 @@ def test_a_slot_that_another_process_has_is_told(node: GroupsNode) -> None:
         assert first.register(5)[0] == layout.STATUS_OK
         node.claim("a", 5)
         assert second.register(5)[0] == layout.STATUS_SLOT
-        assert node.refused() == [("a", refusals.SLOT)]
+        assert node.refused() == [("a", process_registration.SLOT)]
 
 
 def test_whose_process_asks_for_another_groups_gpu_is_told_and_not_that_group(
@@ -43,7 +44,7 @@ def test_whose_process_asks_for_another_groups_gpu_is_told_and_not_that_group(
     theirs = node.container("b")
     with theirs.client(node.socket("a")) as stranger:
         assert stranger.register(0)[0] == layout.STATUS_STRANGER
-    assert node.refused() == [("b", refusals.STRANGER)]
+    assert node.refused() == [("b", process_registration.STRANGER)]
 
 
 def test_who_holds_the_group_is_told_of_a_process_of_no_container(node: GroupsNode) -> None:
@@ -51,7 +52,7 @@ def test_who_holds_the_group_is_told_of_a_process_of_no_container(node: GroupsNo
     with container.client(node.socket("a")) as moved:
         (container.directory.parent.parent / "cgroup.procs").write_text(f"{moved.pid}\n")
         assert moved.register(0)[0] == layout.STATUS_STRANGER
-    assert node.refused() == [("a", refusals.STRANGER)]
+    assert node.refused() == [("a", process_registration.STRANGER)]
 
 
 def test_of_a_group_that_nobody_holds_the_log_alone_tells(
@@ -62,7 +63,7 @@ def test_of_a_group_that_nobody_holds_the_log_alone_tells(
     with container.client(node.socket("a")) as client:
         assert client.register(0)[0] == layout.STATUS_STRANGER
     assert node.refused() == []
-    assert f"group a: nobody holds it: process {client.pid} was refused" in caplog.text
+    assert f"group a: no container holds it: process {client.pid} was refused" in caplog.text
 
 
 def test_a_process_that_the_agent_cannot_enter_is_told(
@@ -74,7 +75,7 @@ def test_a_process_that_the_agent_cannot_enter_is_told(
     monkeypatch.setattr(node.groups, "register", full)
     with node.container("a").client(node.socket("a")) as client:
         assert client.register(0)[0] == layout.STATUS_BUSY
-    assert node.refused() == [("a", refusals.BUSY)]
+    assert node.refused() == [("a", process_registration.BUSY)]
     assert f"(process {client.pid}: the file system is full)" in caplog.text
 
 
@@ -118,4 +119,4 @@ def test_the_next_agent_has_the_limits_of_a_tenant_that_renews_its_lease(node: G
             until(changes, what="share", pause=0.1)
         finally:
             holder.kill()
-    assert node.groups.read("a").in_force.share == 0.1
+    assert node.groups.read("a").limit.compute_share == 0.1

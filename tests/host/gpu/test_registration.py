@@ -233,12 +233,12 @@ def test_the_end_of_a_process_that_cannot_be_written_at_once_is_written_later(
     with container.client(node.socket("a")) as client:
         assert client.register(3)[0] == layout.STATUS_OK
         with monkeypatch.context() as patch:
-            patch.setattr(node.groups, "bury", unwritten)
+            patch.setattr(node.groups, "mark_dead", unwritten)
             client.kill()
             assert failed.wait(PATIENCE)
         until(lambda: node.alive("a") == {}, what="end of the process in the limits")
     node.groups.remove("a")
-    until(lambda: not node.registrar._unburied, what="end of what was not written")
+    until(lambda: not node.registrar._unmarked, what="end of what was not written")
 
 
 def test_an_agent_that_starts_again_knows_who_has_died_and_who_lives(node: GroupsNode) -> None:

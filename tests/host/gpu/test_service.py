@@ -11,8 +11,8 @@ from deviceplugin import plugin
 from gpu import limit_service
 from gpu.driver import nvml
 from gpu.driver.gpu_inventory import LimitedGPU
+from gpu.gpu_pool import GpuLimitSettings
 from gpu.limit_service import GpuService
-from gpu.limit_settings import GpuLimitSettings
 from gpu.limits import shims
 from gpu.limits.limits_file import Limit
 from gpu.watch import gpu_metrics
@@ -22,7 +22,7 @@ from tests.host.gpu.driver_root import paths_with
 from tests.host.gpu.pods import made_container
 from tests.host.gpu.served_node import FIRST, SECOND, ServedNode, text_of
 from tests.standin.gpus import GIB, MIB
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 from tests.waiting import until
 
 
@@ -106,7 +106,7 @@ def test_a_driver_that_goes_and_comes_back_is_opened_again(
 def test_a_node_without_gpus_loads_no_nvml(node: ServedNode) -> None:
     made = GpuLimitSettings(driver_root=node.directory)
     paths = paths_with(node.directory, ())
-    started = GpuService(paths, lambda: node.tenants, made, rooms=PlainRooms())
+    started = GpuService(paths, lambda: node.tenants, made, regions=PlainRegions())
     node.stack.callback(started.close)
     started.start()
     until(lambda: started.sample.problem == limit_service.NO_DRIVER, what="look")

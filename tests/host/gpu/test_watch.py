@@ -10,7 +10,7 @@ import pytest
 
 from gpu.driver import nvml
 from gpu.driver.nvml import Nvml
-from gpu.limit_settings import Action
+from gpu.gpu_pool import Action
 from gpu.limits import layout
 from gpu.limits.limits_file import Limit
 from gpu.limits.living_processes import REMEMBERED
@@ -81,7 +81,7 @@ def test_what_the_driver_says_of_processes_is_their_containers(
     assert of(sample, "a").device_bytes == 3 * GIB + 2 * CONTEXT
     assert of(sample, "c").device_bytes == 0
     assert of(sample, "b").device_bytes == 3 * GIB + CONTEXT
-    assert [of(sample, "a").in_force.share, of(sample, "a").minor] == [0.5, 0]
+    assert [of(sample, "a").limit.compute_share, of(sample, "a").minor] == [0.5, 0]
     assert [gpu.capacity_bytes for gpu in sample.gpus] == [16 * GIB - 600 * MIB] * 2
     assert [gpu.unaccounted for gpu in sample.gpus] == [{}, {}]
 

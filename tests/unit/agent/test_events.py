@@ -9,7 +9,7 @@ import pytest
 from agent.observe import node_events as module
 from agent.observe.node_events import KILLED, OVER, REFUSED, AgentEvents
 from base.pod import Pod
-from gpu.limits.refusals import SLOT, VERSION, Refusal
+from gpu.limits.process_registration import SLOT, VERSION, Refusal
 from gpu.limits.tenants import Tenant
 from gpu.watch.enforcement import OverUse
 from kube.client import ClusterApi

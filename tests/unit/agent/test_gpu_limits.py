@@ -10,8 +10,7 @@ from agent.gpu_limits import AgentGpuLimits
 from agent.observe.node_events import AgentEvents
 from base.paths import Paths
 from deviceplugin.pools.pool_config import DevicePluginConfig
-from gpu.gpu_pool import GpuPoolConfig
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings, GpuPoolConfig
 
 REPLICAS = GpuPoolConfig(mode="replicas", resource="a/b", replicas=2)
 UNITS = GpuPoolConfig(mode="units")

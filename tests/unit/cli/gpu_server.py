@@ -12,7 +12,7 @@ from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from gpu.limits.groups import Groups
 from gpu.limits.limits_file import Limit
 from tests.unit.gpu.driver import Driver
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 from tests.unit.gpu.test_driver_files import install
 from tests.unit.host import servers
 
@@ -34,7 +34,7 @@ class GpuServer:
         self.paths = paths
         self.driver = Driver(paths)
         self.driver.nodes(range(8))
-        self.groups = Groups(paths.run / "gpu", rooms=PlainRooms())
+        self.groups = Groups(paths.run / "gpu", regions=PlainRegions())
         self._allocations: list[Allocation] = []
         self._entries: list[dict[str, object]] = []
         self._registered: dict[str, list[str]] = {}

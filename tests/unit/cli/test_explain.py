@@ -27,7 +27,7 @@ from ipam.store.sqlite_store import SqliteStore
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.gpu.driver import Driver
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree
 from tests.unit.ipam.calls import reservation
@@ -168,7 +168,7 @@ def test_what_a_pod_has_of_a_gpu_is_shown_with_the_cost_of_the_way_to_its_hca(
         _prepared(paths, 'pools: [{name: "rdma/hca", mode: exclusive}]')
         units = GpuPoolConfig(mode="units", memory=8 << 30, reserve=0)
         config = DevicePluginConfig(pools=CONFIG.pools, gpus=(units,))
-        groups = Groups(paths.run / "gpu", rooms=PlainRooms())
+        groups = Groups(paths.run / "gpu", regions=PlainRegions())
         parts = GpuParts(groups=groups, obstacle=lambda: None)
         plugin = DevicePlugin(paths, config, gpu_parts=parts)
         with Kubelet(paths.kubelet) as kubelet:

@@ -7,7 +7,7 @@ import pytest
 from deviceplugin.pools.formats import parse
 from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig
 from gpu import gpu_pool_keys
-from gpu.limit_settings import GpuLimitSettings
+from gpu.gpu_pool import GpuLimitSettings
 
 SLICE = "[{shapes: [{name: a/b, memory: 400Mi, compute: 10}]}]"
 

@@ -13,8 +13,7 @@ from deviceplugin.checkpoint import AllocatedGPU
 from deviceplugin.ledger import Ledger
 from gpu.driver.gpu_inventory import GpuMemory, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig, Shape
-from gpu.pools.placement import Share
-from gpu.pools.share_pool import SharePool, healthy_ids, kinds
+from gpu.pools.share_pool import Share, SharePool, healthy_ids, kinds
 from host.sysfs.gpus import GPU
 from tests.unit.host.servers import gpu_uuid
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from base.paths import Paths
-from gpu.pools import slot_files
+from gpu.pools.container_files import write_device
 from host.device_nodes import DeviceNode
 
 NODE = DeviceNode(path="/dev/nvidia3", host="/dev/nvidia3", major=195, minor=3)
@@ -11,10 +11,10 @@ NODE = DeviceNode(path="/dev/nvidia3", host="/dev/nvidia3", major=195, minor=3)
 
 def test_a_file_that_says_the_same_is_written_once(tmp_path: Path) -> None:
     paths = Paths(cdi=tmp_path / "cdi")
-    slot_files.write(paths, "a.slot", [NODE], [], {})
-    file = slot_files.path(paths, "a.slot")
+    write_device(paths, "a.slot", [NODE], [], {})
+    file = paths.cdi / "podfabric-slot-a.slot.json"
     before = file.stat()
 
-    slot_files.write(paths, "a.slot", [NODE], [], {})
+    write_device(paths, "a.slot", [NODE], [], {})
 
     assert file.stat().st_ino == before.st_ino

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from base import files
 from gpu.limits.groups import GroupFiles, Groups
-from gpu.limits.limits_file import GpuEntry, GroupError, Limit
-from gpu.limits.region_tmpfs import TmpfsRooms
+from gpu.limits.limits_file import GroupError, Limit
+from gpu.limits.region_tmpfs import RegionTmpfs
 
 
-class PlainRooms(TmpfsRooms):
+class PlainRegions(RegionTmpfs):
     """Regions that are plain files, for tests that make no mounts."""
 
     def put(self, path: Path, content: bytes) -> None:
@@ -27,7 +27,7 @@ class FileGroups(Groups):
     """A directory for each group, with `limits` as JSON and an empty `region`."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__(root, rooms=PlainRooms())
+        super().__init__(root, regions=PlainRegions())
         self.gone: list[str] = []  # groups that were removed
         self.given: dict[str, Limit] = {}  # the last of each group
         self.broken = False
@@ -47,8 +47,7 @@ class FileGroups(Groups):
             limit = Limit(*json.loads((self.root / group / "limits").read_text()))
         except FileNotFoundError:
             raise GroupError(group) from None
-        entry = GpuEntry(uuid=b"", memory_bytes=0, context_bytes=0, share=1.0)
-        return GroupFiles(limit=limit, in_force=entry, processes={}, allocation=b"", sequence=2)
+        return GroupFiles(limit=limit, processes={}, allocation=b"", sequence=2)
 
     def remove(self, group: str) -> None:
         self.gone.append(group)

@@ -47,10 +47,11 @@ def install(root: Path, directory: str = "usr/lib64", version: str = VERSION) ->
 @pytest.mark.parametrize("directory", driver_files.DIRECTORIES)
 def test_the_driver_is_found_where_distributions_have_it(root: Path, directory: str) -> None:
     install(root, directory)
-    found = installed(root)
-    assert found.cuda.file == f"{directory}/libcuda.so.{VERSION}"
-    assert found.cuda.names == ("libcuda.so", "libcuda.so.1", f"libcuda.so.{VERSION}")
-    assert [each.name for each in found.others] == [
+    cuda, nvml, *others = installed(root).libraries
+    assert nvml.file == f"{directory}/libnvidia-ml.so.{VERSION}"
+    assert cuda.file == f"{directory}/libcuda.so.{VERSION}"
+    assert cuda.names == ("libcuda.so", "libcuda.so.1", f"libcuda.so.{VERSION}")
+    assert [library.name for library in others] == [
         "libnvidia-gpucomp.so",
         "libnvidia-ptxjitcompiler.so",
     ]
@@ -65,9 +66,9 @@ def test_debians_alternatives_lead_to_the_driver_below_the_root(root: Path) -> N
         (root / "etc/alternatives" / f"glx--{name}").symlink_to(f"/{private}/{name}")
         public = root / f"usr/lib/{driver_files.TRIPLET}" / name
         public.symlink_to(f"/etc/alternatives/glx--{name}")
-    found = installed(root)
-    assert found.cuda.file == f"{private}/libcuda.so.{VERSION}"
-    assert "libcuda.so.1" in found.cuda.names
+    cuda, *_ = installed(root).libraries
+    assert cuda.file == f"{private}/libcuda.so.{VERSION}"
+    assert "libcuda.so.1" in cuda.names
 
 
 def test_what_an_earlier_driver_left_is_not_taken(root: Path) -> None:

@@ -16,7 +16,7 @@ from gpu.limits import layout
 from gpu.limits.groups import Groups
 from gpu.limits.limits_file import GroupError, Limit, LimitsFile
 from gpu.limits.region import RegionInvalid
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 from tests.unit.gpu.killing import killed_at
 from tests.unit.gpu.made import GIB, A, B, limit
 
@@ -25,11 +25,11 @@ NO_REGION = b"\0" * layout.REGION_SIZE
 
 @pytest.fixture
 def groups(tmp_path: Path) -> Groups:
-    return Groups(tmp_path / "gpu", rooms=PlainRooms())
+    return Groups(tmp_path / "gpu", regions=PlainRegions())
 
 
 def memory(groups: Groups, group: str = "g") -> int:
-    return groups.read(group).in_force.memory_bytes
+    return groups.read(group).limit.memory_bytes
 
 
 def sequence(path: Path) -> int:
@@ -38,7 +38,7 @@ def sequence(path: Path) -> int:
 
 
 def test_a_new_group_has_both_files_as_the_header_describes_them(tmp_path: Path) -> None:
-    groups = Groups(tmp_path, rooms=PlainRooms())
+    groups = Groups(tmp_path, regions=PlainRegions())
     directory = groups.make("g", limit(A, 2 * GIB, 0.25))
     limits = layout.PfLimits.from_buffer_copy((directory / "limits").read_bytes())
     region = layout.PfRegion.from_buffer_copy((directory / "region").read_bytes())
@@ -90,7 +90,7 @@ def test_other_gpus_get_new_files_unless_a_process_uses_the_old_ones(groups: Gro
     process = groups.register("g", 3, host_pid=os.getpid(), start_time=7)
     with pytest.raises(GroupError, match=f"group g: processes .{os.getpid()}. still use its files"):
         groups.make("g", limit(B))
-    groups.bury("g", {3: process.registration})
+    groups.mark_dead("g", {3: process.registration})
     groups.make("g", limit(B))
     assert groups.read("g").limit.uuid == B
     assert groups.read("g").processes == {}
@@ -98,7 +98,7 @@ def test_other_gpus_get_new_files_unless_a_process_uses_the_old_ones(groups: Gro
 
 def test_what_another_process_of_the_node_changes_is_read_at_once(groups: Groups) -> None:
     """What was read is kept until the files have changed."""
-    other = Groups(groups.root, rooms=PlainRooms())
+    other = Groups(groups.root, regions=PlainRegions())
     other.make("g", limit())
     assert groups.read("g") is groups.read("g")
     other.make("g", limit(memory=2 * GIB))
@@ -108,7 +108,7 @@ def test_what_another_process_of_the_node_changes_is_read_at_once(groups: Groups
     second = other.register("g", 0, host_pid=8, start_time=2)
     pids = {slot: each.host_pid for slot, each in groups.read("g").processes.items()}
     assert pids == {0: 8, layout.SLOTS - 1: 7}
-    other.bury("g", {0: second.registration})
+    other.mark_dead("g", {0: second.registration})
     assert not groups.read("g").processes[0].alive
     other.remove("g")
     with pytest.raises(GroupError):
@@ -254,10 +254,10 @@ def test_a_kill_at_any_change_of_remove_leaves_what_the_next_call_removes(groups
 def test_registrations_of_a_slot_never_come_again(groups: Groups) -> None:
     groups.make("g", limit())
     first = groups.register("g", 9, host_pid=11, start_time=1)
-    groups.bury("g", {9: first.registration})
+    groups.mark_dead("g", {9: first.registration})
     second = groups.register("g", 9, host_pid=12, start_time=2)
     assert (first.registration, second.registration) == (1, 2)
-    groups.bury("g", {9: first.registration})  # comes late: the slot is another process' now
+    groups.mark_dead("g", {9: first.registration})  # comes late: the slot is another process' now
     assert groups.read("g").processes[9].alive
 
 
@@ -265,7 +265,7 @@ def test_two_processes_change_one_group_without_losing_a_change(groups: Groups) 
     groups.make("g", limit())
     child = os.fork()
     if child == 0:
-        own = Groups(groups.root, rooms=PlainRooms())
+        own = Groups(groups.root, regions=PlainRegions())
         for slot in range(0, 200, 2):
             own.register("g", slot, host_pid=1, start_time=1)
         os._exit(0)

@@ -6,7 +6,7 @@ from prometheus_client.metrics_core import Metric
 
 from base.pod import Pod
 from gpu.driver.gpu_inventory import LimitedGPU
-from gpu.limits.limits_file import GpuEntry
+from gpu.limits.limits_file import Limit
 from gpu.limits.region import RegionUse
 from gpu.limits.tenants import Tenant
 from gpu.watch import gpu_metrics
@@ -40,7 +40,7 @@ def tenant(uuid: str = A, minor: int = 0, **more: object) -> TenantSample:
         "tenant": Tenant(group="g", pod=Pod("ns", "pod", "uid"), container="main"),
         "uuid": uuid,
         "minor": minor,
-        "in_force": GpuEntry(uuid=b"", memory_bytes=4 * GIB, context_bytes=0, share=0.5),
+        "limit": Limit("", 4 * GIB, 0.5),
         "use": USE,
         "processes": 2,
         "overhead_bytes": 10,

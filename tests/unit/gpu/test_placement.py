@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu.pools.placement import Share, choose
+from gpu.pools.share_pool import Share, choose
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from gpu.limits import layout
 from gpu.limits.groups import Groups
 from gpu.watch.compute_shares import ShareController
 from gpu.watch.sampled_time import UsedTime
-from tests.unit.gpu.groups import PlainRooms
+from tests.unit.gpu.groups import PlainRegions
 from tests.unit.gpu.made import A, B, limit
 
 NS = 10**9
@@ -19,7 +19,7 @@ Control = Callable[[Mapping[tuple[str, str], float], Collection[str]], None]
 
 @pytest.fixture
 def groups(tmp_path: Path) -> Groups:
-    return Groups(tmp_path, rooms=PlainRooms())
+    return Groups(tmp_path, regions=PlainRegions())
 
 
 class Clock:
@@ -59,13 +59,13 @@ def _controller(groups: Groups, clock: Clock) -> Control:
 
 def _in_force(groups: Groups, group: str) -> tuple[float, float]:
     """The share and kappa that the gates see."""
-    entry = groups.read(group).in_force
-    return round(entry.share, 4), round(entry.kappa, 3)
+    entry = groups.read(group).limit
+    return round(entry.compute_share, 4), round(entry.kappa, 3)
 
 
 def _settled(groups: Groups, group: str) -> float:
     """What the gates see of what the group owes, seconds of GPU time."""
-    return round(groups.read(group).in_force.settled_ns / NS, 3)
+    return round(groups.read(group).limit.settled_ns / NS, 3)
 
 
 def _says(groups: Groups, group: str, **fields: int) -> None:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
-from gpu.watch import compute_shares, time_account
-from gpu.watch.time_account import Settlement
+from gpu.watch import time_account
+from gpu.watch.time_account import TimeAccount
 from tests.unit.gpu import simulator
 from tests.unit.gpu.simulator import alike, worst_error
 
@@ -21,25 +20,29 @@ def test_little_is_in_the_drivers_queue(monkeypatch: pytest.MonkeyPatch) -> None
     assert _pair(50e-3, 1 / 8) > 5
 
 
-def _keeps(name: str) -> Callable[..., Settlement]:
-    """`after_tick` that leaves `settled` or `kappa` as it is."""
+_AFTER_TICK = time_account.after_tick
 
-    def after_tick(*seen: object, **options: float) -> Settlement:
-        after = time_account.after_tick(*seen, **options)  # type: ignore[arg-type]
-        return msgspec.structs.replace(after, **{name: options[name]})
+
+def _keeps(name: str) -> Callable[..., tuple[TimeAccount, float, float]]:
+    """`after_tick` that does not change `settled` or `kappa`."""
+
+    def after_tick(*seen: object, **options: float) -> tuple[TimeAccount, float, float]:
+        account, settled, kappa = _AFTER_TICK(*seen, **options)  # type: ignore[arg-type]
+        new = {"settled": settled, "kappa": kappa} | {name: options[name]}
+        return account, new["settled"], new["kappa"]
 
     return after_tick
 
 
 def test_what_was_used_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(_pair(1, 8), _pair(1, 1 / 8)) <= 1
-    monkeypatch.setattr(compute_shares, "after_tick", _keeps("settled"))
+    monkeypatch.setattr(time_account, "after_tick", _keeps("settled"))
     assert min(_pair(1, 8), _pair(1, 1 / 8)) > 5
 
 
 def test_estimates_are_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _pair(1e-3, 8) <= 1
-    monkeypatch.setattr(compute_shares, "after_tick", _keeps("kappa"))
+    monkeypatch.setattr(time_account, "after_tick", _keeps("kappa"))
     assert _pair(1e-3, 8) > 5
 
 

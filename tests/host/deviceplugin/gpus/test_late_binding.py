@@ -6,9 +6,10 @@ import pytest
 
 from base.paths import Paths
 from deviceplugin import ledger
+from deviceplugin.allocate import cdi
 from deviceplugin.checkpoint import AllocatedGPU
 from gpu.limits.limits_file import Limit
-from gpu.pools import pre_start, slot_files
+from gpu.pools import pre_start
 from tests.host.deviceplugin.gpus.gpu_node import (
     COMPUTE,
     GIB,
@@ -191,7 +192,7 @@ def test_file_that_cannot_be_written_is_an_error_and_the_next_start_succeeds(
         raise OSError(28, "No space left on device", "x.json")
 
     with monkeypatch.context() as patch:
-        patch.setattr(slot_files, "write", full)
+        patch.setattr(cdi, "put", full)
         with pytest.raises(NotStarted, match="No space left on device"):
             kubelet.run(pod)
     kubelet.run(pod)
