@@ -54,7 +54,7 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuLimitSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `gpuLimits` of config.yaml (docs/gpu-limits.md)."""
+    """The part `gpuLimits` of config.yaml (docs/use/gpus.md)."""
 
     driver_root: Path = Path("/")  # the host's directory where NVIDIA's driver is installed
     on_overuse: Action = "report"

@@ -150,7 +150,7 @@ class Starter:
         )
 
     def _costs(self, gpus: Collection[str], rows: Iterable[PodDevices]) -> dict[str, int]:
-        """The distance of each GPU from the container's HCAs (docs/allocation.md)."""
+        """The distance of each GPU from the container's HCAs (docs/use/devices.md)."""
         keys = {(row.resource, device_id) for row in rows for device_id in row.ids}
         held = (entry for entry in self._ledger.allocations() if entry.key in keys)
         hcas = sorted({hca.address for entry in held for hca in entry.devices if hca.address})

@@ -3,7 +3,7 @@
 The driver looks at a GPU once per window (1/6 to 1 s by NVML's documentation) and attributes the
 whole window to one process. A sample has the mean use of a process since the last query in
 hundredths, and the end of the last window attributed to it. So the use of processes that share a
-GPU is correct only on average. docs/gpu-compute.md has measurements.
+GPU is correct only on average. docs/developers/gpu-library.md has measurements.
 """
 
 from collections.abc import Collection
