@@ -1,7 +1,7 @@
-"""An agent for tests: ours, with the doubles among its plugins, and files where a request says.
+"""An agent for tests: ours, with the doubles among its plugins, and paths from each request.
 
-The agent proper takes its roots from its own environment only. Here one agent serves every
-test of a session, each of which has directories of its own.
+The real agent takes its roots only from its own environment. Here one agent serves every test of a
+session, and each test has its own directories.
 """
 
 import os
