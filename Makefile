@@ -3,10 +3,13 @@
 PY := .venv/bin/python
 SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube policy tests bench tools
 
+# Whose wording `make check` looks at.
+PLAIN := README.md CONTRIBUTING.md docs netattach-examples $(filter-out tests bench tools,$(SOURCES))
+
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-fast cni gpu setup check test-host test-kernel test-cluster test-nodes test-api \
+.PHONY: help demo test test-fast cni gpu setup check docs reference test-host test-kernel test-cluster test-nodes test-api \
 	durations coverage image manifests format lock protos bench bench-gpu quick-start clean
 
 help: ## what there is
@@ -34,11 +37,12 @@ gpu: ## what containers with a part of a GPU need: libraries, in build/gpu/shim
 setup:
 	@tools/setup.sh test
 
-check: setup ## format, lint, types, import contracts
+check: docs ## format, lint, types, import contracts, wording, the site
 	.venv/bin/ruff format --check $(SOURCES)
 	.venv/bin/ruff check $(SOURCES)
 	.venv/bin/mypy $(SOURCES)
 	.venv/bin/lint-imports
+	$(PY) -m tools.plain_english $(PLAIN)
 
 # In memory where there is room: most tests make hundreds of files, and wait for no disk there.
 ROOM := $(shell df --output=avail /dev/shm | tail -1)
@@ -107,6 +111,12 @@ image: ## the image, in build/image; BASE= its base, PUSH=registry/name where to
 
 manifests: setup ## write deploy/kustomize/base from deploy/chart
 	@$(PY) -m tools.manifests
+
+reference: setup ## write the tables of docs that come from the code
+	@$(PY) -m tools.reference
+
+docs: setup ## the site of docs, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir build/site
 
 quick-start: setup ## objects and lines of the quick starts, beside another operator's
 	@$(PY) -m tools.quick_start

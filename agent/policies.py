@@ -104,8 +104,8 @@ class AgentPolicies:
         return (
             counter(
                 "podfabric_policy_denied",
-                "ADDs that the policy denied, by the key of the configuration, and by the rules "
-                f"that allowed the rest ({NODE}: no other rule is for the pod).",
+                "ADDs that the policy denied, by key, and by the rules that allow the other keys "
+                f"({NODE}: no other rule matches the pod).",
                 ("key", "rule"),
                 self.denials(),
             ),

@@ -213,7 +213,7 @@ def after_reservation(node: CrashingNode, die: Die) -> None:
 
 
 class Auditor:
-    """Checks I1 to I10 of docs/cluster-protocol.md for these nodes and the server."""
+    """Checks I1 to I10 of docs/developers/protocol.md for these nodes and the server."""
 
     def __init__(self, objects: Objects, *nodes: CrashingNode) -> None:
         self._objects = objects

@@ -132,7 +132,9 @@ def test_each_alert_is_about_metrics_of_the_controller_or_of_agents() -> None:
     process.polled = Polled((), 0.0, 0.0)
     text = exposition(process)().decode()
     families = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
-    families |= set(re.findall(r"podfabric_\w+", (CHECKOUT / "docs/agent.md").read_text()))
+    families |= set(
+        re.findall(r"podfabric_\w+", (CHECKOUT / "docs/reference/metrics.md").read_text())
+    )
     for rule in _rules():
         used = set(re.findall(r"podfabric_\w+", rule["expr"]))
         assert used, rule["alert"]

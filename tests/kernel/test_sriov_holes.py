@@ -1,4 +1,4 @@
-"""Holes of sriov-cni and related plugins, by their ids in docs/developers/sriov-behaviour.md."""
+"""Holes of sriov-cni and related plugins, by their ids in sriov-rows.md."""
 
 import json
 from pathlib import Path

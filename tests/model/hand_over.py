@@ -1,4 +1,4 @@
-"""The hand-over of a block between nodes, by the rules of docs/cluster-protocol.md.
+"""The hand-over of a block between nodes, by the rules of docs/developers/protocol.md.
 
 There is one block, which belongs to a pod or may still be used by a lost machine. Any of the nodes
 may run the pod. Each PUT is executed and answered, executed with its answer lost, or arrives late.

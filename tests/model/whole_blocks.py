@@ -1,4 +1,4 @@
-"""The protocol of docs/cluster-protocol.md for whole blocks, as steps from state to state.
+"""The protocol of docs/developers/protocol.md for whole blocks, as steps from state to state.
 
 An answer may be lost at any time: then the agent has forgotten its call, as after a crash. A change
 may be late: the agent gave up, and the change takes effect at any later time, or never. A watch or

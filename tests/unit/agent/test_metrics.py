@@ -1,33 +1,20 @@
 """What Prometheus reads: every family, with labels from known sets only."""
 
 import logging
-import re
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.leasing import families
 from agent.observe import metrics as agent_metrics
 from agent.observe.metrics import Lasting, Metrics
-from agent.policies import AgentPolicies
 from agent.serve.workers import Workers
-from base.paths import Paths
 from cni.spec.errors import Code
 from deviceplugin.kubelet.registration import PoolState
-from ipam.leases.lessee import Lessee
 from ipam.store.reservations import RangeUsage
-from ipam.store.store_files import StoreFiles
-from kube.object_reader import unreadable_family
-from kube.resources import Meta, Unreadable
-from policy.rules import Policy
-from tests.fake_api import FakeApi
-from tests.plugins import CHECKOUT
-from tests.unit.agent.test_policies import ADD, denial
 from tests.waiting import PATIENCE
 
 
@@ -216,34 +203,6 @@ def test_two_agents_of_one_process_count_apart() -> None:
     first, second = made(), made()
     first.swept(removed=1, errors=0)
     assert read(second)["podfabric_sweep_removed_total"] == 0
-
-
-def test_the_documentation_has_every_metric_with_its_labels(tmp_path: Path) -> None:
-    text = (CHECKOUT / "docs/agent.md").read_text().partition("## Metrics")[2]
-    told = {
-        name: set(re.findall(r"`(\w+)`", labels))
-        for name, labels in re.findall(r"^\| `(podfabric_\w+)` \|([^|]*)\|", text, re.MULTILINE)
-    }
-    usage, attachments = RangeUsage("", "10.0.0.0/24", 3, 251), {("ipoib", "attached"): 1}
-    metrics = made([usage], attachments, [POOL], by_range=True)
-    metrics.watch(Workers(1), lambda: 1)
-    metrics.observe("ipoib", "ADD", 0, 0.1)
-    metrics.refused("x")
-    metrics.swept(removed=1, errors=1)
-    lessee = Lessee(FakeApi(), StoreFiles(tmp_path, kept=False), "node-a", "boot-1")
-    metrics.add(lambda: families(lessee))
-    policies = AgentPolicies(Paths(), Policy)
-    policies.failed(ADD, denial("pkey", "rule"))
-    metrics.add(policies.families)
-    metrics.add(lambda: [agent_metrics.mistakes({"pools": True})])
-    pod = Unreadable("v1", "Pod", Meta(name="p"), "it is nested too deeply")
-    metrics.add(lambda: [unreadable_family([pod])])
-    found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
-        name = family.name + ("_total" if family.type == "counter" else "")
-        if name.startswith("podfabric_"):
-            found[name] = {label for sample in family.samples for label in sample.labels} - {"le"}
-    assert told == found
 
 
 def test_scrapes_within_a_second_share_one_exposition() -> None:

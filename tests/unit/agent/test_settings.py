@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from base import documents
 from base import watching as file_watch
 from base.watching import WatchedFile
 from cni.spec.errors import CNIError
-from tests.plugins import CHECKOUT
 from tests.waiting import PATIENCE, until
 
 
@@ -369,15 +367,3 @@ def test_the_watch_ends_at_once_and_leaves_nothing_open(tmp_path: Path) -> None:
     watched.close()
     watched.close()
     assert set(Path("/proc/self/fd").iterdir()) <= before  # others' may have been closed
-
-
-def test_the_documentation_has_every_key_with_its_default() -> None:
-    text = (CHECKOUT / "docs/agent.md").read_text()
-    table = text.partition("## Configuration")[2].partition("## ")[0]
-    cells = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
-    told = {row[1].strip("`"): row[3].strip("`") for row in cells if len(row) > 4 and "`" in row[1]}
-    assert told == {
-        key: f"{value:g}" if isinstance(value, float) else str(value).replace("True", "true")
-        for key, value in msgspec.structs.asdict(Settings()).items()
-        if key not in ("policy", "ipam")  # tests/unit/policy, docs/use/cluster-addresses.md
-    }

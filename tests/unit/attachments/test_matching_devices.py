@@ -149,7 +149,7 @@ def test_device_without_an_rdma_device_is_not_compared(card: Holding) -> None:
 def test_pod_with_other_hcas_gets_a_vf_of_a_master_only_if_that_has_no_rdma_device(
     card: Holding,
 ) -> None:
-    """The first VF has one, the second has none: docs/use/vfs.md, "Whose a device is"."""
+    """The first VF has one, the second has none: docs/use/vfs.md, "Devices that a pod may have"."""
     _without_uverbs(Tree(card.paths.sys, card.paths), OTHER_VF)
     card.give(POD, {servers.VFS[0]: [servers.VFS[0]]})
     assert sriov(card, master="enp59s0f1np0") == OTHER_VF

@@ -1,6 +1,7 @@
 """`podfabric ipam`: what an operator sees."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cli.commands import run
 from ipam.store.database import DATABASE
 from tests.unit.ipam.calls import NEXT_BOOT, Calls
 from tests.unit.ipam.conftest import memory_path
+from tools.use_it import shown, without_chance
 
 __all__ = ["memory_path"]
 
@@ -53,6 +55,35 @@ def test_list_and_show_name_the_holder(node: Calls, say: Say) -> None:
     assert (shown["uid"], shown["container_id"]) == ("u1", "c1")
     assert say("show", "10.0.0.9")[0] == 1
     assert say("show", "nonsense")[0] == 1
+
+
+def _give_as_shown(node: Calls) -> None:
+    for pod, container in (("worker-0", "8f2c51e0a7b14d52"), ("worker-1", "1c77e9b04d2f4a10")):
+        arguments = f"K8S_POD_NAMESPACE=default;K8S_POD_NAME={pod}"
+        ipam = {"range": "10.56.0.0/24"}
+        node.add(ipam, container, network="fabric", ifname="net1", args=arguments)
+
+
+def test_list_prints_the_output_of_the_page(node: Calls, say: Say) -> None:
+    _give_as_shown(node)
+    assert without_chance(say("list")[1]) == without_chance(shown()["podfabric ipam list"])
+
+
+def test_release_and_fsck_print_the_output_of_the_page(
+    node: Calls, say: Say, memory_path: Path
+) -> None:
+    _give_as_shown(node)
+    commands = (
+        "podfabric ipam release 10.56.0.2",
+        "podfabric ipam release 10.56.0.2 --force",
+        "podfabric ipam fsck --rebuild",
+    )
+    printed = []
+    for command in commands:
+        _, out, error = say(*command.split()[2:])
+        printed.append(f"# {command}\n{error}{out}".replace(str(memory_path), "/var/lib/podfabric"))
+    text = re.sub(r"damaged-\w+", "damaged-20261127T235252Z", "\n".join(printed))
+    assert text == f"# {commands[0]}\n{shown()[commands[0]]}"
 
 
 def test_name_that_a_tenant_chose_cannot_command_the_terminal(node: Calls, say: Say) -> None:

@@ -90,7 +90,7 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 def test_the_example_of_an_object_is_valid() -> None:
-    text = (CHECKOUT / "docs/cluster-objects.md").read_text().partition("## FabricPolicy")[2]
+    text = (CHECKOUT / "docs/reference/objects.md").read_text().partition("## FabricPolicy")[2]
     example = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
     assert rules_of(example["spec"]["rules"], "rules")
 

@@ -59,7 +59,7 @@ def test_a_list_is_no_longer_than_the_agent_reads(most: int, schema: dict[str, A
 
 
 def test_the_documentation_has_the_limits() -> None:
-    text = (CHECKOUT / "docs/cluster-objects.md").read_text().partition("## FabricPolicy")[2]
+    text = (CHECKOUT / "docs/reference/objects.md").read_text().partition("## FabricPolicy")[2]
     found = {what: int(most) for what, most in re.findall(r"^\| ([a-z ]+) \| (\d+)", text, re.M)}
     assert found == {
         "rules of a policy": RULES["maxItems"],

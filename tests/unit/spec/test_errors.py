@@ -1,28 +1,6 @@
-"""The codes, and the table of them that users read."""
-
-import re
-from pathlib import Path
-
-import pytest
+"""The codes of errors."""
 
 from cni.spec.errors import Code
-
-TABLE = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
-
-
-def listed() -> dict[int, str]:
-    """The rows of the table: a code in the first cell, its name in the second."""
-    rows = re.findall(r"^\| *`?(\d+)`? *\|([^|\n]*)\|", TABLE.read_text(), re.MULTILINE)
-    return {int(number): name.strip(" `") for number, name in rows}
-
-
-@pytest.mark.parametrize("code", list(Code), ids=lambda code: str(code.name))
-def test_code_is_listed_in_the_documentation(code: Code) -> None:
-    assert listed().get(code.value) == code.name
-
-
-def test_documentation_lists_no_code_that_does_not_exist() -> None:
-    assert set(listed()) <= {code.value for code in Code}
 
 
 def test_own_codes_begin_at_100() -> None:

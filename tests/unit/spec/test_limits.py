@@ -157,7 +157,8 @@ def _cost(look: Callable[[bytes], object], raw: bytes, tries: int = 20) -> float
 
 
 def test_documentation_has_every_limit() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs/limits.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs/reference/configuration.md").read_text()
+    text = page.partition("## Limits of a network configuration")[2]
     listed = {int(number) for number in re.findall(r"\| (\d+) \|$", text, re.MULTILINE)}
     constants = {
         value for name, value in vars(limits).items() if name.isupper() and name[0] != "_"

@@ -1,4 +1,4 @@
-"""The page of VFs lists every option, and every test that the page of behaviour names exists."""
+"""The page of VFs lists every option, and every test that the rows of behaviour name exists."""
 
 import re
 
@@ -6,7 +6,7 @@ from cni.sriov import options
 from tests.runtime import CHECKOUT
 
 OPTIONS = (CHECKOUT / "docs/use/vfs.md").read_text()
-BEHAVIOUR = (CHECKOUT / "docs/developers/sriov-behaviour.md").read_text()
+ROWS = (CHECKOUT / "tests/kernel/sriov-rows.md").read_text()
 
 
 def test_every_option_is_documented() -> None:
@@ -17,7 +17,7 @@ def test_every_option_is_documented() -> None:
 
 
 def test_every_row_of_the_specification_appears_once() -> None:
-    _, _, after = BEHAVIOUR.partition("## Behaviour, row by row")
+    _, _, after = ROWS.partition("## Behaviour, row by row")
     ids = re.findall(r"^\| ([A-Z]+[0-9]*)(?:–[0-9]+)? \|", after, re.MULTILINE)
     rows = [f"SC{n}" for n in range(1, 21)] + [f"SU{n}" for n in range(1, 12)]
     rows += ["SP1", "SP2", "SP3", "SK1", "SK2", "SL1", *(f"SM{n}" for n in range(1, 19))]
@@ -27,7 +27,7 @@ def test_every_row_of_the_specification_appears_once() -> None:
 
 
 def test_every_test_that_is_named_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", BEHAVIOUR)
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", ROWS)
     assert len(named) > 100
     for file, name in named:
         path = CHECKOUT / file

@@ -1,4 +1,4 @@
-"""What must hold of every node and the API server at any time (docs/cluster-protocol.md)."""
+"""What must hold of every node and the API server at any time (docs/developers/protocol.md)."""
 
 from collections import Counter
 from collections.abc import Sequence

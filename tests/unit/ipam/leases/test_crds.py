@@ -1,7 +1,6 @@
-"""The kinds as the API server gets them are those of the code, and docs/cluster-objects.md lists
-their fields. tests/api has what the rules in them refuse."""
+"""The kinds as the API server gets them are those of the code. tests/api has what the rules in
+them refuse."""
 
-import re
 import types
 import typing
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.fake_api_rules import SELECTABLE
 
 CHECKOUT = Path(__file__).resolve().parents[4]
 MANIFEST = CHECKOUT / "deploy/kustomize/base/podfabric.yaml"
-DOCUMENT = (CHECKOUT / "docs/cluster-objects.md").read_text()
 Schema = dict[str, Any]
 KINDS: tuple[type[Resource], ...] = (AddressPool, AddressBlock, AddressReservation)
 
@@ -108,28 +106,3 @@ def test_there_is_no_other_kind() -> None:
 def test_the_stand_in_selects_by_the_same_fields(kind: type[Resource]) -> None:
     paths = {each["jsonPath"] for each in version(kind).get("selectableFields", ())}
     assert {f".{path}" for path in SELECTABLE.get(kind.KIND, ())} == paths
-
-
-def leaves(where: str, schema: Schema) -> list[str]:
-    """The fields of a schema. Those of a condition are Kubernetes'."""
-    if "properties" not in schema:
-        return [where]
-    return [
-        each
-        for name, inner in schema["properties"].items()
-        for each in leaves(f"{where}.{name}", inner)
-    ]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.KIND)
-def test_the_document_lists_every_field_with_its_default(kind: type[Resource]) -> None:
-    section = DOCUMENT.partition(f"\n## {kind.KIND}\n")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| (`[^`]+`)? ?\|", section, re.MULTILINE))
-    wanted = [path for part, schema in properties(kind).items() for path in leaves(part, schema)]
-    assert list(rows) == wanted
-    for path, written in rows.items():
-        schema: Schema = {"properties": properties(kind)}
-        for name in path.split("."):
-            schema = schema["properties"][name]
-        shown = yaml.safe_load(written.strip("`")) if written else None
-        assert shown == schema.get("default"), path

@@ -1,6 +1,6 @@
 """How many requests an ADD, a lease, a confirmation and an idle node cost the API server.
 
-docs/cluster-protocol.md has the numbers.
+docs/developers/protocol.md has the numbers.
 """
 
 from collections import Counter

@@ -1,0 +1,192 @@
+"""Write tables of the documentation from the code: `python -m tools.reference`.
+
+A page has each table between `<!-- table NAME -->` and `<!-- end -->`. The code gives the rows and
+their first cells. A person writes the remaining cells in the page, and they are kept by the row's
+first cell. tests/unit/test_reference.py compares the pages with the code.
+"""
+
+import html
+import json
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from unittest.mock import MagicMock
+
+import msgspec
+import yaml
+from prometheus_client.metrics_core import Metric
+
+from agent import leasing
+from agent.observe import metrics as agent_metrics
+from agent.policies import AgentPolicies
+from agent.settings import Settings
+from base.paths import Paths
+from cni.spec.errors import Code
+from deviceplugin import checkpoint
+from gpu.watch.gpu_metrics import families
+from gpu.watch.usage_watch import NodeSample
+from ipam.controller import exposition
+from ipam.store.reservations import RangeUsage
+from ipam.store_choice import AddressSettings
+from kube.object_reader import unreadable_family
+from policy.rules import Policy
+
+CHECKOUT = Path(__file__).parents[1]
+PAGES = sorted((CHECKOUT / "docs").rglob("*.md"))
+VALUES = yaml.safe_load((CHECKOUT / "deploy/chart/values.yaml").read_text())
+SCHEMA = json.loads((CHECKOUT / "deploy/chart/values.schema.json").read_text())
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    each["spec"]["names"]["kind"]: each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for each in yaml.safe_load_all((CHECKOUT / "deploy/kustomize/base/podfabric.yaml").read_text())
+    if each and each["kind"] == "CustomResourceDefinition"
+}
+STRUCTS: Mapping[object, str] = {
+    checkpoint.CheckpointFile: "file",
+    checkpoint.StoredAllocation: "allocation",
+    checkpoint.AllocatedGPU: "GPU",
+    checkpoint.AllocatedHCA: "device",
+    checkpoint.AllocatedRdmaDevice: "RDMA device",
+    checkpoint.AllocatedPort: "port",
+    checkpoint.AllocatedNode: "node",
+}
+TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+Rows = Iterable[Sequence[str]]
+"""The cells that the code has; the remaining ones are kept from the page."""
+
+_ANY: Any = MagicMock()  # a process whose metrics have names, labels and texts, but no values
+_NAMES: Mapping[object, str] = {int: "number", float: "number", str: "string", bool: "bool"}
+
+
+def _shown(hint: object) -> str:
+    """A type as the pages show it: "list of strings", "1–256"."""
+    hint = getattr(hint, "__supertype__", hint)  # of a NewType
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return f"{parts[1].ge}–{parts[1].le}"
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in parts)
+    if origin is tuple:
+        return f"list of {_shown(parts[0])}s"
+    if origin is dict:
+        return f"{_shown(parts[1])}, by {_shown(parts[0])}"
+    if origin is types.UnionType:
+        return f"{_shown(parts[0])} or null"
+    return {**_NAMES, **STRUCTS}[hint]
+
+
+def _keys(shapes: Mapping[str, object]) -> Rows:
+    return ((f"`{key}`", _shown(shape)) for key, shape in shapes.items())
+
+
+def _settings(struct: type[msgspec.Struct], *without: str) -> Rows:
+    """The keys of a struct with their values and defaults."""
+    for field in msgspec.structs.fields(struct):
+        if field.name not in without:
+            default = json.dumps(field.default).strip('"').removesuffix(".0")
+            yield f"`{field.name}`", _shown(_hints(struct)[field.name]), f"`{default}`"
+
+
+def _hints(struct: object) -> Mapping[str, object]:
+    return typing.get_type_hints(struct, include_extras=True)
+
+
+def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Rows:
+    """The values of the chart with their defaults."""
+    for key, value in values.items():
+        of_key = schema["properties"][key]
+        if value and "properties" in of_key and key not in ("resources", "updateStrategy"):
+            yield from _values(f"{at}{key}.", value, of_key)
+        else:
+            shown = yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
+            yield f"`{at}{key}`", f"`{shown}`"
+
+
+def _families(found: Iterable[Metric]) -> Rows:
+    for family in (each for each in found if each.name.startswith("podfabric_")):
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        sampled = {name: 0 for each in family.samples for name in each.labels if name != "le"}
+        labels = ", ".join(f"`{name}`" for name in getattr(family, "_labelnames", sampled))
+        yield f"`{family.name}{suffix}`", family.type, labels, family.documentation
+
+
+def _agent() -> Iterable[Metric]:
+    usage = [RangeUsage("", "10.0.0.0/24", 3, 251)]
+    metrics = agent_metrics.Metrics((), lambda: usage, dict, by_range=True)
+    metrics.watch(_ANY, lambda: 0)
+    metrics.observe("ipoib", "ADD", 0, 0.1)
+    metrics.refused("")
+    metrics.add(
+        AgentPolicies(Paths(), Policy).families,
+        lambda: [unreadable_family(())],
+        lambda: leasing.families(_ANY),
+        lambda: [agent_metrics.devices((), {}), agent_metrics.mistakes({})],
+    )
+    return metrics._registry.collect()
+
+
+def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """The fields of a kind; docs/use/policy.md has the keys within `use`, `set` and `fixed`."""
+    for key, field in schema.get("properties", {}).items():
+        text, inner = field.get("description", ""), field.get("items", field)
+        leaf = "properties" not in inner and "[]" not in at
+        if at.count(".") < 3 and ((text and at) or leaf):
+            values = " or ".join(f"`{value}`" for value in field.get("enum", ()) if value)
+            default = json.dumps(field.get("default", {}))
+            traits = (values or field["type"]) + (
+                f", default `{default}`" if default != "{}" else ""
+            )
+            line = f"- `{at}{key}` ({traits}): {html.escape(text or above, quote=False)}"
+            yield textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+        below = f"{at}{key}{'[]' if 'items' in field else ''}."
+        yield from _described(below, inner, text or above)
+
+
+_OF_KEYS = "key, values, default, meaning"
+_OF_METRICS = "metric, type, labels, meaning"
+TABLES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
+    "agent": (_OF_KEYS, lambda: _settings(Settings, "policy", "ipam")),
+    "ipam": (_OF_KEYS, lambda: _settings(AddressSettings)),
+    "values": ("key, default, meaning", lambda: _values("", VALUES, SCHEMA)),
+    "errors": ("code, name, when, remedy", lambda: ((f"{code}", code.name) for code in Code)),
+    "metrics-agent": (_OF_METRICS, lambda: _families(_agent())),
+    "metrics-gpu": (_OF_METRICS, lambda: _families(families(NodeSample(at=0.0), {}, 0.0, 0.0))),
+    "metrics-controller": (_OF_METRICS, lambda: _families(exposition._families(_ANY))),
+    **{
+        f"checkpoint-{name.replace(' ', '-')}": ("field, type, meaning", partial(_keys, _hints(of)))
+        for of, name in STRUCTS.items()
+    },
+}
+
+
+def _table(name: str, present: str) -> str:
+    if name in KINDS:
+        return "".join(_described("", KINDS[name]))
+    head, rows = TABLES[name]
+    header = head.split(", ")
+    old = ([cell.strip() for cell in line.split("|")[1:-1]] for line in present.splitlines())
+    kept = {cells[0]: cells for cells in old if cells}
+    lines = [header, ["---"] * len(header)]
+    for row in rows():
+        before = kept.get(row[0], [""] * len(header))
+        lines.append([*row, *before[len(row) :]])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def filled(page: str) -> str:
+    """The page with each of its tables as the code has it."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{_table(found[2], found[3])}\n{found[4]}", page)
+
+
+def main() -> None:
+    """Write the pages."""
+    for path in PAGES:
+        path.write_text(filled(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()
