@@ -55,6 +55,8 @@ STRUCTS: Mapping[object, str] = {
     checkpoint.AllocatedNode: "node",
 }
 TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CONTAINER_LABELS = ("namespace", "pod", "container", "gpu_uuid", "gpu")
+"""The page has them once."""
 Rows = Iterable[Sequence[str]]
 """The cells that the code has; the remaining ones are kept from the page."""
 
@@ -73,7 +75,7 @@ def _shown(hint: object) -> str:
     if origin is tuple:
         return f"list of {_shown(parts[0])}s"
     if origin is dict:
-        return f"{_shown(parts[1])}, by {_shown(parts[0])}"
+        return f"map from {_shown(parts[0])} to {_shown(parts[1])}"
     if origin is types.UnionType:
         return f"{_shown(parts[0])} or null"
     return {**_NAMES, **STRUCTS}[hint]
@@ -110,7 +112,9 @@ def _families(found: Iterable[Metric]) -> Rows:
     for family in (each for each in found if each.name.startswith("podfabric_")):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         sampled = {name: 0 for each in family.samples for name in each.labels if name != "le"}
-        labels = ", ".join(f"`{name}`" for name in getattr(family, "_labelnames", sampled))
+        names = tuple(getattr(family, "_labelnames", sampled))
+        labels = ", ".join(f"`{name}`" for name in names)
+        labels = "of a container" if names == CONTAINER_LABELS else labels
         yield f"`{family.name}{suffix}`", family.type, labels, family.documentation
 
 
@@ -135,10 +139,10 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
         text, inner = field.get("description", ""), field.get("items", field)
         leaf = "properties" not in inner and "[]" not in at
         if at.count(".") < 3 and ((text and at) or leaf):
-            values = " or ".join(f"`{value}`" for value in field.get("enum", ()) if value)
+            values = ", ".join(f"`{value}`" for value in field.get("enum", ()) if value)
             default = json.dumps(field.get("default", {}))
             traits = (values or field["type"]) + (
-                f", default `{default}`" if default != "{}" else ""
+                f", default `{default}`" if default not in ("{}", "[]", '""') else ""
             )
             line = f"- `{at}{key}` ({traits}): {html.escape(text or above, quote=False)}"
             yield textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"

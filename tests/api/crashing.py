@@ -221,7 +221,7 @@ class Auditor:
         self._holders: dict[tuple[str, int], Holder] = {}
 
     def check(self) -> None:
-        """Check I1 to I4, I6 and I10 by `audit`; I5, I7 and I8 here. `delete_plainly` checks I9."""
+        """Check I1 to I4 and I10 by `audit`; I7 and I8 here. `delete_plainly` checks I9."""
         audit(self._objects, self._nodes)  # type: ignore[arg-type]
         blocks = {
             each.metadata.name: each for each in self._objects.look_at_all(AddressBlock).items
