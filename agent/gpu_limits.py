@@ -1,6 +1,6 @@
-"""The agent's part of GPUs: their health, and limits for pools whose containers have parts of them.
+"""The agent's part of GPUs: their health, and limits for containers that have parts of them.
 
-It is made when the first pool of GPUs is configured. Until then its modules are not loaded.
+The modules are loaded when the first pool of GPUs is configured.
 """
 
 import logging
@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 from agent.observe.node_events import AgentEvents
 from base import decoding
 from base.paths import Paths
+from base.problems import Problems
 
 if TYPE_CHECKING:
     from deviceplugin.pools.pool_config import DevicePluginConfig
@@ -25,9 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class AgentGpuLimits:
-    """Keeps the limits of containers, for the device plugin's `Service`, which calls it.
+    """Keeps the limits of containers, for the device plugin's `Service`, which calls the methods.
 
-    `tenants` answers which containers hold parts of GPUs, `limited` which GPUs are given in parts.
+    `tenants` returns the containers that hold parts of GPUs, `limited` the GPUs that are given in
+    parts.
     """
 
     def __init__(
@@ -42,28 +44,29 @@ class AgentGpuLimits:
         self._limited = limited
         self._events = events
         self._service: GpuService | None = None
-        self._limits = False  # whether it keeps limits, and not only looks for errors
+        self._limits = False  # whether the service keeps limits, and does not only check health
         self._settings: GpuLimitSettings | None = None
-        self._told: GpuLimitSettings | None = None
+        self._problems = Problems(_log)
 
     def parts(self, config: "DevicePluginConfig") -> "GpuParts":
         """The parts for that configuration. Waits a few seconds for the driver, the first time."""
         from gpu.pools.limit_backend import GpuParts
 
-        if not self._limits and not config.has_gpu_limits:
-            if self._service is None and config.gpus:
-                self._service = self._made(config.gpu_limits)
-                self._service.watch_health()
-            return GpuParts() if self._service is None else GpuParts(faults=self._service.faults)
-        if self._service is None or not self._limits:
-            if self._service is not None:
-                self._service.close()
+        if self._service is None and not config.gpus:
+            return GpuParts()
+        if config.has_gpu_limits and not self._limits:
+            self.close()  # it may have checked health with other settings
             self._service = self._made(config.gpu_limits)
             self._service.prepare()
             self._limits = True
-        if config.gpu_limits not in (self._settings, self._told):
-            _log.warning("gpuLimits: other settings count when the agent starts again")
-        self._told = config.gpu_limits
+        elif self._service is None:
+            self._service = self._made(config.gpu_limits)
+            self._service.watch_health()
+        if not self._limits:
+            return GpuParts(faults=self._service.faults)
+        changed = config.gpu_limits != self._settings
+        text = "other settings count when the agent starts again" if changed else None
+        self._problems.tell("gpuLimits", text)
         return GpuParts(
             memory=self._service.memory,
             groups=self._service.groups,
@@ -73,24 +76,23 @@ class AgentGpuLimits:
         )
 
     def start(self) -> None:
-        """The device plugin knows now who holds what. Called again it does nothing."""
+        """Called when the device plugin has its allocations. Again it does nothing."""
         if self._service is not None and self._limits:
             self._service.start()
 
     def close(self) -> None:
-        """Stop. What containers have stays."""
+        """Stop. Containers keep what they have."""
         if self._service is not None:
             self._service.close()
 
     def families(self) -> Sequence[Metric]:
-        """What a scrape shows."""
         return self._service.families() if self._service is not None and self._limits else ()
 
     def _made(self, settings: "GpuLimitSettings") -> "GpuService":
         from gpu.limit_service import GpuService
 
-        decoding.build_decoders()  # of the modules that were imported just now
-        self._settings = self._told = settings
+        decoding.build_decoders()  # of the modules imported above
+        self._settings = settings
         return GpuService(
             self._paths,
             self._tenants,

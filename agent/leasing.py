@@ -1,7 +1,8 @@
-"""The lessee of a node's agent: leases of addresses, where these are the whole cluster's.
+"""The lessee of a node's agent: it leases addresses from the cluster's pools.
 
-The agent serves without it, and without the API server: then an ADD that needs another block is
-told to come again. The client of the API server is loaded here only, as it costs 20 MB.
+The agent also serves without a lessee and without the API server: an ADD that needs another block
+then fails with an error that asks for another attempt. The client of the API server is loaded only
+here, as it costs 20 MB.
 """
 
 import logging
@@ -39,9 +40,10 @@ def lessee_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "Lessee | None":
-    """The lessee, which is not started yet; None on a node whose addresses are its own.
+    """The lessee, not started yet. Returns `None` on a node with its own addresses.
 
-    None also if no API server is configured. The log says why, and ADD says what to do.
+    Also returns `None` without an API server: the log has the reason, and ADD fails with the
+    remedy.
     """
     if settings.scope != "cluster":
         return None
@@ -59,7 +61,7 @@ def lessee_of(
         return None
     from ipam.leases.lessee import Lessee
 
-    decoding.build_decoders()  # of the modules that were imported just now
+    decoding.build_decoders()  # of the modules imported above
     return Lessee(api, files, node, paths.boot_id())
 
 
@@ -69,8 +71,10 @@ def pools_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "FollowedPools | None":
-    """Follows nv-ipam's pools once it is started; None on a node that serves none, or has no API
-    server, as the log says then."""
+    """Follows nv-ipam's pools, not started yet. Returns `None` if the node serves none.
+
+    Also returns `None` without an API server, and logs the reason.
+    """
     if not settings.nv_ipam:
         with suppress(OSError):
             Path(translate.pools_file(paths.ipam)).unlink()
@@ -89,8 +93,10 @@ def api_of(
     setting: str = '"ipam.scope" is cluster',
     until_then: str = "no pod gets an address of the cluster",
 ) -> "KubernetesApi | None":
-    """A client of the node's cluster; None without one, and the log says why: `setting` needs one,
-    and what happens `until_then`."""
+    """A client of the node's cluster. Returns `None` without one, and logs the reason.
+
+    The log has the `setting` that needs a client, and the effect `until_then`.
+    """
     from kube.resources import ApiError
     from kube.transport import KubernetesApi
 
@@ -103,7 +109,7 @@ def api_of(
         return api
     except ApiError as error:
         _log.error(
-            "%s, and there is no cluster to ask: %s; run the agent in a pod with a service account "
+            "%s, but there is no API server: %s; run the agent in a pod with a service account "
             "(the chart does), or set %s to a kubeconfig; until then %s",
             setting,
             error,
@@ -114,19 +120,19 @@ def api_of(
 
 
 def unreadable() -> Sequence[Metric]:
-    """What a scrape shows of objects that no client of this agent can read."""
+    """The metrics of objects that no client of this agent can read."""
     clients = tuple(_clients)
     if not clients:
         return ()
-    from kube.object_reader import unreadable_family
+    from kube.encoding import unreadable_family
 
-    found = (each for api in clients for each in api.unreadable())
-    named = {(each.kind, each.metadata.namespace, each.metadata.name): each for each in found}
+    found = (one for api in clients for one in api.unreadable())
+    named = {(one.kind, one.metadata.namespace, one.metadata.name): one for one in found}
     return [unreadable_family(named.values())]
 
 
 def families(lessee: "Lessee") -> Sequence[Metric]:
-    """What a scrape shows of the leases."""
+    """The metrics of the leases."""
     counted = lessee.counted()
     confirmed = -1 if counted.confirmed is None else counted.confirmed
     return (

@@ -1,9 +1,9 @@
-"""Leaving a node: what is left there, and the removal of everything when nothing is.
+"""Leaving a node: counting the attachments that are left, and removing everything at the end.
 
 `podfabric agent --until-empty` serves calls that detach, and containers with parts of GPUs, until
 the node has had no attachment, no address and no such container for a while. Then it removes the
-launchers and podfabric's files. A file says that the removal has begun, so whoever starts after a
-kill finishes it: half of the files are worth nothing.
+launchers and podfabric's files. A file records that the removal has begun, so that the next agent
+finishes the removal after a kill: half of the files are worth nothing.
 """
 
 import logging
@@ -38,12 +38,12 @@ _log = logging.getLogger(__name__)
 
 
 def gpu_holders(paths: Paths) -> int:
-    """How many containers have parts of GPUs whose limits are kept; 1 while that cannot be read."""
+    """How many containers have parts of GPUs with limits; 1 while that cannot be read."""
     try:
         allocations = checkpoint.read(paths).allocations
     except CheckpointUnreadable:
         return 1
-    except CheckpointDamaged:  # the device plugin makes it again, if it runs
+    except CheckpointDamaged:  # the device plugin replaces the file, if it runs
         return 0
     given = ((entry.resource, entry.gpu) for entry in allocations if entry.gpu is not None)
     return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot})
@@ -53,7 +53,7 @@ class Leaving(NamedTuple):
     """How an agent leaves its node.
 
     `quiet` is how many seconds the node must have been empty. `uninstall` removes podfabric's
-    executables from a directory, and answers a line for each.
+    executables from a directory, and yields a line for each.
     """
 
     quiet: float
@@ -63,8 +63,8 @@ class Leaving(NamedTuple):
 class Departure(StepThread):
     """Watches a node that an agent leaves, in a thread, until `close`.
 
-    `tell` gets a line of text about it. `stop` is called once the node is `empty`, or once an agent
-    stands by that attaches pods again.
+    `tell` gets the state as a line of text. `stop` is called once the node is `empty`, or once an
+    agent stands by that attaches pods again.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class Departure(StepThread):
         super().__init__("departure", join=None)
         self.empty = False
         self._paths = paths
-        self._begun = removal_has_begun(paths)  # of an empty node, and the store may be half gone
+        self._begun = removal_has_begun(
+            paths
+        )  # then the node is empty, the store perhaps half gone
         self._quiet = 0.0 if self._begun else quiet
         self._store = store
         self._tell = tell
@@ -88,12 +90,16 @@ class Departure(StepThread):
         self.start()
 
     def step(self) -> float:
-        """Look at the node once."""
         if presence.others(self._paths.run, STANDING_BY):
             _log.info("another agent stands by, which attaches pods: it takes over")
             return self._over()
         now = time.monotonic()
-        text = self._left()
+        try:
+            text = "" if self._begun else left(self._paths, self._store)
+        except CNIError as error:
+            text = f"addresses that cannot be counted ({error})"
+        except OSError as error:  # counted again later, or the node would never be empty
+            text = f"what cannot be counted ({error})"
         state = f"serving until empty: {text or 'nothing'} left"
         self._tell(state)
         if state != self._logged:
@@ -113,17 +119,9 @@ class Departure(StepThread):
         self._stop()
         return 0.0
 
-    def _left(self) -> str:
-        try:
-            return "" if self._begun else left(self._paths, self._store)
-        except CNIError as error:
-            return f"addresses that cannot be counted ({error})"
-        except OSError as error:  # looked at again, or the node would never be empty
-            return f"what cannot be counted ({error})"
-
 
 def left(paths: Paths, store: StoreFiles) -> str:
-    """What the node still has: "2 attachments, 3 addresses"; "" if nothing.
+    """The remainder on the node: "2 attachments, 3 addresses"; "" if there is nothing.
 
     A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
     """
@@ -134,15 +132,17 @@ def left(paths: Paths, store: StoreFiles) -> str:
         reservations = SqliteStore(store, boot).reservations()
         addresses = sum(reservation.boot == boot for reservation in reservations)
     parts = (
-        (attachments, "attachment"),
-        (addresses, "address"),
-        (gpu_holders(paths), "container with limits of a GPU"),
+        (attachments, "attachment", "attachments"),
+        (addresses, "address", "addresses"),
+        (gpu_holders(paths), "container with limits of a GPU", "containers with limits of a GPU"),
     )
-    return ", ".join(_counted(count, word) for count, word in parts if count)
+    return ", ".join(
+        f"{count} {one if count == 1 else many}" for count, one, many in parts if count
+    )
 
 
 def removal_has_begun(paths: Paths) -> bool:
-    """Whether a process began to remove podfabric's files, and was killed."""
+    """Whether a process was killed while it removed podfabric's files."""
     return (paths.state / _BEGUN).exists()
 
 
@@ -156,7 +156,13 @@ def remove(
     problems = Problems(_log)
     while not over():
         try:
-            _remove_all(paths, uninstall)
+            (paths.state / _BEGUN).touch(mode=0o600)
+            sync_directory(paths.state)
+            if paths.cni_bin.is_dir():
+                for line in uninstall(paths.cni_bin):
+                    _log.info("%s", line)
+            remove_state(paths)
+            paths.agent_lock.unlink(missing_ok=True)
         except OSError as error:
             problems.tell(f"cannot remove {error.filename}", f"{error.strerror} (tried again)")
             time.sleep(TRY_AGAIN)
@@ -164,20 +170,10 @@ def remove(
             return
 
 
-def _remove_all(paths: Paths, uninstall: Callable[[Path], Iterable[str]]) -> None:
-    (paths.state / _BEGUN).touch(mode=0o600)
-    sync_directory(paths.state)
-    if paths.cni_bin.is_dir():
-        for line in uninstall(paths.cni_bin):
-            _log.info("%s", line)
-    remove_state(paths)
-    paths.agent_lock.unlink(missing_ok=True)
-
-
 def remove_state(paths: Paths) -> None:
-    """Remove podfabric's files but for the lock, and last the sign of a removal. Raises OSError."""
+    """Remove podfabric's files except the lock, last the mark of a removal. Raises OSError."""
     begun = paths.state / _BEGUN
-    # Containers with a part of a GPU keep what they have mounted of the last two.
+    # Containers with a part of a GPU keep their mounts of the last two.
     gpu = (paths.shims.parent, paths.run / "gpu")
     for directory in (paths.attachments, paths.devices, paths.ipam, *gpu):
         _remove(directory)
@@ -191,7 +187,7 @@ def remove_state(paths: Paths) -> None:
 
 
 def remove_directories(paths: Paths) -> None:
-    """Remove the directories of podfabric's files if they are empty, and no mount points."""
+    """Remove the directories of podfabric's files if they are empty, but no mount points."""
     for directory in (paths.state, paths.run):
         with suppress(OSError):
             directory.rmdir()
@@ -204,9 +200,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _counted(count: int, word: str) -> str:
-    noun, _, rest = word.partition(" ")
-    plural = f"{noun}{'es' if noun.endswith('s') else 's'} {rest}".rstrip()
-    return f"{count} {word if count == 1 else plural}"

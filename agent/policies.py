@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from policy.follower import PolicyFollower
 
 DENIED = "PolicyDenied"
-MOST = 1000  # pairs of a key and rules: administrators write rules, but many may come and go
+MOST = 1000  # pairs of a key and rules: many rules may come and go
 OTHER = "other"
 _INDEX = re.compile(r"\[[0-9]+\]")
 _KEY = re.compile(r"[A-Za-z_.]{1,64}")
 
 
 class AgentPolicies:
-    """By `source` the rules for the plugins. What they deny is counted and told by `failed`.
+    """`source` has the rules for the plugins; `failed` counts and reports denials.
 
-    `node` returns the rules of config.yaml. Where these follow the cluster, `start` begins that.
+    `node` returns the rules of config.yaml. `start` follows the cluster's rules, if these say so.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class AgentPolicies:
         self.source = stored_policies.joined(node, self._present)
 
     def start(self) -> None:
-        """Take the node's rules, and follow the cluster's if the node does now."""
-        with self._starting, suppress(CNIError):  # which a call gets, too
+        """Follow the cluster's rules if the node's rules ask for it now."""
+        with self._starting, suppress(CNIError):  # each call fails with the same error
             if self._closed or self._follower is not None or not self._node().cluster:
                 return
             setting, until_then = '"policy.cluster" is true', "no pod is attached"
@@ -60,12 +60,12 @@ class AgentPolicies:
             if api is not None:
                 from policy.follower import PolicyFollower
 
-                decoding.build_decoders()  # of the modules that were imported just now
+                decoding.build_decoders()  # of the modules imported above
                 self._follower = PolicyFollower(api, self._paths.cluster_policies)
                 self._follower.start()
 
     def close(self) -> None:
-        """Stop following the cluster. Calls that run keep the rules that are in force."""
+        """Stop following the cluster. Running calls keep their rules."""
         with self._starting:
             self._closed = True
         if self._follower is not None:
@@ -77,7 +77,7 @@ class AgentPolicies:
         return stored_policies.load(self._paths.cluster_policies)
 
     def failed(self, request: Request, error: CNIError) -> None:
-        """Count an ADD that was denied, and tell its pod."""
+        """Count an ADD that was denied, and write an event for its pod."""
         if request.command != "ADD" or error.code != Code.NOT_ALLOWED:
             return
         labels = (OTHER, OTHER)
@@ -95,12 +95,10 @@ class AgentPolicies:
                 self._follower.wake()
 
     def denials(self) -> Mapping[tuple[str, str], int]:
-        """How many ADDs were denied, by key and rule."""
         with self._counting:
             return dict(self._denials)
 
     def families(self) -> Sequence[Metric]:
-        """What a scrape shows."""
         return (
             counter(
                 "podfabric_policy_denied",
@@ -113,7 +111,9 @@ class AgentPolicies:
 
 
 def _label(key: str) -> str:
-    """A configuration's key without indexes. "other" stands for a key with the name of a pool or a
-    device: the endpoint shows no such name."""
+    """A configuration's key without indexes, for a metric.
+
+    A key with the name of a pool or a device becomes "other": the endpoint shows no such name.
+    """
     plain = _INDEX.sub("", key)
     return plain if _KEY.fullmatch(plain) else OTHER

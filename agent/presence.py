@@ -1,11 +1,11 @@
-"""What this process does, as `podfabric agent --state` of the same container tells, and systemd.
+"""The state of this process, for `podfabric agent --state` in the same container, and for systemd.
+
+Each agent has a file in the directory of the agent's socket, and holds the file's lock, so the
+kernel shows whether the agent lives. The name contains the mount namespace: containers that share
+the directory differ in it, whether or not they share process ids.
 
 systemd's protocols are sd_notify(3) and sd_watchdog_enabled(3). Without its environment variables
 their functions do nothing.
-
-A file for each agent, in the directory of the agent's socket. The process holds the file's lock,
-so the kernel says whether it lives. The name has the mount namespace, which tells containers apart
-that share the directory, whether or not they share process ids.
 """
 
 import logging
@@ -18,37 +18,20 @@ from pathlib import Path
 from base.locks import Busy, LockFile, locked, shared
 from base.loop import StepThread
 
-LOOK_EVERY = 1.0  # seconds, for SIGTERM while another agent serves
+LOOK_EVERY = 1.0  # seconds between checks for SIGTERM while another agent serves
 PAUSE = 0.02  # seconds between two attempts to get its lock
-NOTIFY_TIME = 1.0  # seconds to wait for a manager that does not read
+NOTIFY_TIME = 1.0  # seconds to wait for a service manager that does not read
 _PREFIX = "agent-"
 
 _log = logging.getLogger(__name__)
 
 
-class Presence:
-    """The state of this process, from its start to the end of the block that made it."""
-
-    def __init__(self, lock: LockFile, state: str) -> None:
-        self._lock = lock
-        self._length = len(_line(state))
-
-    def tell(self, state: str) -> None:
-        """Replace the state by this line, in one write: a reader sees the old or the new one."""
-        line = _line(state).ljust(self._length)
-        self._length = len(line)
-        os.pwrite(self._lock.descriptor, line, 0)
-
-
 def has_turn(
-    lock: Path,
-    held: ExitStack,
-    stand_by: Callable[[], object],
-    is_stopping: Callable[[], bool],
+    lock: Path, held: ExitStack, stand_by: Callable[[], object], is_stopping: Callable[[], bool]
 ) -> bool:
     """Wait for the lock of the agent that listens, and hold it; False if the process stops first.
 
-    `stand_by` is called if another agent has it.
+    Calls `stand_by` if another agent has the lock.
     """
     patience = 0.0
     while not is_stopping():
@@ -65,14 +48,23 @@ def has_turn(
 
 
 @contextmanager
-def present(run: Path, state: str) -> Iterator[Presence]:
-    """Tell in the directory `run` that this process is an agent. Raises OSError."""
+def present(run: Path, state: str) -> Iterator[Callable[[str], object]]:
+    """Record in the directory `run` that this process is an agent. Raises OSError.
+
+    Yields a function that replaces the state in one write: a reader sees the old line or the new
+    one.
+    """
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove_dead(run)
     path = run / f"{_PREFIX}{_mounts()}-{os.getpid()}.state"
     lock = _locked(path, state)
+
+    def change(state: str) -> None:
+        length = os.fstat(lock.descriptor).st_size
+        os.pwrite(lock.descriptor, _line(state).ljust(length), 0)
+
     try:
-        yield Presence(lock, state)
+        yield change
     finally:
         path.unlink(missing_ok=True)
         lock.release()
@@ -87,27 +79,25 @@ def remove_dead(run: Path) -> None:
 
 def states(run: Path) -> list[str]:
     """The states of the living agents that have the mounts of this process."""
-    told = []
-    for path in _files(run, f"{_mounts()}-"):
-        with suppress(FileNotFoundError):
-            if _lives(path):
-                told.append(path.read_text().strip())
-    return told
+    return list(_living(run, f"{_mounts()}-"))
 
 
 def others(run: Path, state: str) -> bool:
-    """Whether a living agent of the node tells that state, whichever mounts it has."""
-    for path in _files(run, ""):
+    """Whether a living agent of the node has that state, with any mounts."""
+    return state in _living(run, "")
+
+
+def _living(run: Path, of: str) -> Iterator[str]:
+    for path in _files(run, of):
         with suppress(FileNotFoundError):
-            if path.read_text().strip() == state and _lives(path):
-                return True
-    return False
+            if _lives(path):
+                yield path.read_text().strip()
 
 
 def _locked(path: Path, state: str) -> LockFile:
-    """The lock of the file, which is held before the file has its name.
+    """Lock the file before it gets its name.
 
-    Until it is held another agent that starts may take the file for a dead one's, and remove it.
+    Until it is locked another agent that starts may take the file for a dead one's, and remove it.
     """
     hidden = path.with_name(f".{path.name}")
     lock = LockFile(hidden, "this agent", keep=True)
@@ -138,7 +128,6 @@ def _mounts() -> int:
 
 
 def _lives(path: Path) -> bool:
-    """Whether a process holds the lock of that file."""
     try:
         os.close(shared(path))
     except FileNotFoundError:
@@ -162,13 +151,13 @@ def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.settimeout(NOTIFY_TIME)
             manager.sendto("\n".join(states).encode(), address)
-    except OSError:  # the agent cannot help it
+    except OSError:
         return False
     return True
 
 
 def notify_stopping(within: float) -> bool:
-    """Report that the agent stops, and ask for that many seconds in place of TimeoutStopSec=."""
+    """Report that the agent stops, and ask for `within` seconds in place of TimeoutStopSec=."""
     return notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within * 1e6)}")
 
 
@@ -188,7 +177,6 @@ class Watchdog(StepThread):
             self.start()
 
     def step(self) -> float:
-        """Send a sign of life if there is one."""
         alive = self._alive()
         if alive:
             notify("WATCHDOG=1", environ=self._environ)
@@ -199,7 +187,7 @@ class Watchdog(StepThread):
 
 
 def _watchdog_interval(environ: Mapping[str, str]) -> float:
-    """Seconds between two signs of life, half of what is allowed; 0 without a watchdog."""
+    """Seconds between two signs of life, half of the allowed time; 0 without a watchdog."""
     allowed = environ.get("WATCHDOG_USEC", "")
     process = environ.get("WATCHDOG_PID", "")
     if not allowed.isdecimal() or (process and process != str(os.getpid())):

@@ -1,9 +1,9 @@
 """The agent from its start to SIGTERM.
 
 A lock makes it the only agent of the node that listens. At SIGTERM it closes its sockets, gives the
-lock to the next agent, and finishes its running calls. So two agents may be at work for a while, in
-calls for different attachments. An agent that leaves its node attaches no pod, and ends its service
-when the node is empty.
+lock to the next agent, and finishes its running calls. So two agents may work for a while, in calls
+for different attachments. An agent that leaves its node attaches no pod, and ends when the node is
+empty.
 """
 
 import gc
@@ -13,12 +13,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import Metric
 
 from agent import leasing, leave_node, presence, settings
 from agent.gpu_limits import AgentGpuLimits
@@ -45,8 +47,7 @@ from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from host import procfs
 from ipam.delegation import OURS, TAKEN_OVER
-from ipam.executable import IpamExecutable
-from ipam.plugin import AddressPlugin
+from ipam.plugin import AddressPlugin, IpamExecutable
 from ipam.store.store_files import StoreFiles
 from ipam.store_choice import Scope, Stores
 from policy.rules import Policy
@@ -55,13 +56,13 @@ if TYPE_CHECKING:
     from ipam.leases.lessee import Lessee
 
 Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
-"""More plugins by name, which may use the node's addresses."""
+"""Makes more plugins by name, which may use the node's addresses."""
 
 _log = logging.getLogger(__name__)
 
 
 class Unable(Exception):
-    """The agent cannot start. The text says why and what to do."""
+    """The agent cannot start. The text has the reason and the remedy."""
 
 
 def run(
@@ -81,7 +82,7 @@ def run(
         settings.log_mistakes(loaded)
         decoding.build_decoders()
         procfs.use(paths.proc)
-        # A client has two or three descriptors, and the usual limit is 1024.
+        # A client needs two or three descriptors, and the usual limit is 1024.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with ExitStack() as stack:
@@ -104,17 +105,12 @@ def run(
 
 
 class Agent:
-    """All parts of the agent, connected. What must be closed is on `stack`."""
+    """All parts of the agent, connected. `stack` closes them."""
 
     def __init__(
-        self,
-        paths: Paths,
-        loaded: Loaded,
-        extra: Extra,
-        stack: ExitStack,
-        leaving: Leaving | None,
+        self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None
     ) -> None:
-        self._presence = stack.enter_context(presence.present(paths.run, "starting"))
+        self._publish = stack.enter_context(presence.present(paths.run, "starting"))
         self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
         self._sockets = stack.enter_context(ExitStack())
         self._server: Server | None = None
@@ -154,15 +150,14 @@ class Agent:
         signal.signal(signal.SIGINT, self._stop)
 
     def _make_addresses(self) -> "Lessee | None":
-        """The plugin that gives addresses; the lessee of the cluster's, if there are any."""
         paths, ipam = self._paths, self._settings.ipam
         facts = partial(node_facts.look, paths)
         self._store = StoreFiles(paths.ipam, facts=facts, report=_log.warning)
         self._stack.callback(self._store.close)
         lessee = leasing.lessee_of(paths, self._store, ipam)
         pools = leasing.pools_of(paths, self._store, ipam)
-        # There is one of each on a node at a time.
-        self._followers = [each for each in (lessee, pools) if each is not None]
+        # A node has one of each at a time.
+        self._followers = [one for one in (lessee, pools) if one is not None]
         for follower in self._followers:
             self._stack.callback(follower.close)
         if lessee is not None:
@@ -177,11 +172,10 @@ class Agent:
         return lessee
 
     def _make_devices(self) -> AgentGpuLimits:
-        """The device plugin, and the limits of GPUs that it gives parts of."""
         gpu_limits = AgentGpuLimits(
             self._paths,
-            lambda: self._devices.tenants(),
-            lambda: self._devices.limited_gpus(),
+            lambda: self._devices.plugin.tenants() if self._devices.plugin else (),
+            lambda: self._devices.plugin.limited_gpus() if self._devices.plugin else (),
             self._events,
         )
         self._devices = Service(
@@ -204,7 +198,7 @@ class Agent:
             by_range=self._settings.listen.startswith(UNIX),  # only root can read there
         )
         self._metrics.add(
-            lambda: [metrics.devices(self._devices.states(), self._devices.held())],
+            self._device_metrics,
             lambda: [metrics.mistakes(self._mistakes())],
             gpu_limits.families,
             self._policies.families,
@@ -215,6 +209,10 @@ class Agent:
         self._metrics.watch(
             self._workers, lambda: self._server.connections if self._server is not None else 0
         )
+
+    def _device_metrics(self) -> Iterable[Metric]:
+        plugin = self._devices.plugin
+        return [metrics.devices(plugin.states(), plugin.held())] if plugin else []
 
     def wait(self) -> bool:
         """Wait until no other agent of the node listens; False if SIGTERM comes first."""
@@ -227,7 +225,7 @@ class Agent:
         return True
 
     def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT; then finish running calls, and leave the others."""
+        """Serve until SIGTERM or SIGINT; then finish running calls and refuse waiting ones."""
         self._server = Server(
             self._sockets.enter_context(self._listener()),
             self._calls.call,
@@ -251,7 +249,7 @@ class Agent:
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics.swept
             )
             self._sockets.callback(sweeper.close)
-        gc.freeze()  # what exists now lasts: no collection needs to look at it
+        gc.freeze()  # all present objects last: no collection needs to visit them
         gc.enable()
         watchdog = presence.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
@@ -274,7 +272,7 @@ class Agent:
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
-        """The socket. Its file stays at the end: it says that there will be an agent again."""
+        """The socket. Its file stays at the end: it means that there will be an agent again."""
         path = self._paths.agent_socket
         try:
             listener = unix_socket.listen(path, BACKLOG)
@@ -322,12 +320,10 @@ class Agent:
         return self._loaded.settings
 
     def _policy(self) -> Policy:
-        """The rules of config.yaml. CNIError 5 if they could never be read."""
         self._loaded.require("policy")
         return self._settings.policy
 
     def _mistakes(self) -> Mapping[str, bool]:
-        """By section of config.yaml: whether a mistake keeps it from being used."""
         found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
         return {**found, "pools": self._devices.mistake is not None}
 
@@ -356,10 +352,10 @@ class Agent:
 
     def _tell(self, state: str) -> None:
         self._state = state
-        self._presence.tell(state)
+        self._publish(state)
 
     def _stand_by(self) -> None:
-        """Make ready to serve at once when the other agent ends."""
+        """Prepare to serve at once when the other agent ends."""
         lock = self._paths.agent_lock
         self._tell(STANDING_BY if self._leaving is None else f"{STANDING_BY} to leave")
         text = f"another agent serves, which holds {lock}: waiting until it ends (fuser {lock})"
@@ -369,7 +365,7 @@ class Agent:
 
     def _leave(self) -> None:
         """Let the next agent take over. The running calls end here."""
-        self._presence.tell("stopping")
+        self._publish("stopping")
         self._withdrawing = threading.Thread(target=self._devices.close, name="withdrawing")
         self._withdrawing.start()
         self._stack.callback(self._withdrawing.join)
@@ -379,10 +375,10 @@ class Agent:
         self._policies.close()
         if self._departure is None or not self._departure.empty:
             self._turn.close()
-            _log.info("left the next calls to the next agent")
+            _log.info("the next agent gets the next calls")
 
     def _depart(self, leaving: Leaving, *, empty: bool) -> None:
-        """Remove launchers and files from an empty node. Then wait for SIGTERM, do nothing else."""
+        """Remove launchers and files from an empty node. Then only wait for SIGTERM."""
         self._store.close()
         if self._withdrawing is not None:
             self._withdrawing.join()

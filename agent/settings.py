@@ -3,15 +3,15 @@
     agent:
       workers: 32
     policy:
-      set: {pfOnly: [true]}   # what network configurations may ask for (policy.rules)
+      set: {pfOnly: [true]}   # the limits of network configurations (policy.rules)
     ipam:
-      scope: cluster    # whose addresses are (ipam.store_choice)
+      scope: cluster    # of the node's addresses (ipam.store_choice)
     pools: ...          # the device plugin's (deviceplugin.pools.pool_config), not read here
 
 The file is YAML or JSON and may be missing: every key has a default. The text of a mistake names
-the file, the key and the remedy. It stops its section alone, and what was read before stays. At a
-start nothing was read before: then `agent` has its defaults, and nothing is attached that `policy`
-or `ipam` would decide on. A mistake outside of all sections counts for each of them.
+the file, the key and the remedy. A mistake affects only its section, whose last correct settings
+stay. If there are none since the start, `agent` has its defaults, and a call that needs `policy` or
+`ipam` fails. A mistake outside of all sections counts for each of them.
 """
 
 import logging
@@ -56,21 +56,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ipam: AddressSettings = AddressSettings()
 
 
-SECTIONS = ("agent", PART, store_choice.PART)
-"""The sections of the file that are read here. Each is read for itself."""
+SECTIONS = ("agent", PART, store_choice.PART)  # read here, each independently
 
 _CLOSED = {
     "agent": "agent has its defaults",
     PART: "no pod is attached, since the rules of the node are not known",
-    store_choice.PART: "no pod gets an address, since nothing says whose the addresses are",
+    store_choice.PART: "no pod gets an address, since the scope of addresses is not known",
 }
 
-AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))
-"""Keys that take effect only when the agent starts."""
+AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys for the start of the agent
 
 
 class Loaded(NamedTuple):
-    """What the file says.
+    """The content of the file.
 
     `mistakes` has, by section, why a section cannot be used. `unread` has those of these sections
     that could never be read: `settings` has their defaults.
@@ -81,7 +79,7 @@ class Loaded(NamedTuple):
     unread: frozenset[str] = frozenset()
 
     def require(self, section: str) -> None:
-        """CNIError 5 if that section could never be read."""
+        """Raises CNIError 5 if that section could never be read."""
         if section in self.unread:
             raise CNIError(
                 Code.IO_FAILURE,
@@ -90,12 +88,11 @@ class Loaded(NamedTuple):
             )
 
 
-NOTHING = Loaded(Settings(), unread=frozenset(SECTIONS))
-"""Before the file was read."""
+NOTHING = Loaded(Settings(), unread=frozenset(SECTIONS))  # before the file was read
 
 
 def load(path: Path, before: Loaded = NOTHING) -> Loaded:
-    """What the file says, or the defaults if it is missing. `before` was read last."""
+    """Read the file; the defaults if it is missing. `before` was read last."""
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -109,12 +106,15 @@ def load(path: Path, before: Loaded = NOTHING) -> Loaded:
 
 
 def parse(content: bytes, name: str, before: Loaded = NOTHING) -> Loaded:
-    """What a file's content says. `name` is for the texts of mistakes."""
+    """Read a file's content. `name` is for the texts of mistakes."""
     try:
         whole = documents.mapping(documents.decode(content, name), name)
         for key in whole:
             if not pool_config.is_part(key):
-                raise DocumentError(f"{name}: {key}: {_unknown_part(key)}")
+                hint = documents.hint(key, pool_config.PARTS)
+                if key in Settings.__struct_fields__:
+                    hint = 'it belongs below "agent"'
+                raise DocumentError(f"{name}: {key}: unknown key: {hint}")
     except DocumentError as error:
         return _kept(before, dict.fromkeys(SECTIONS, str(error)))
     readers: dict[str, Callable[[object, str], Any]] = {
@@ -139,7 +139,7 @@ def _kept(
     policy: Policy | None = None,
     ipam: AddressSettings | None = None,
 ) -> Loaded:
-    """The sections that could be read; `before` has the others."""
+    """The sections that could be read. The remaining ones are those of `before`."""
     old = before.settings
     return Loaded(
         msgspec.structs.replace(agent or old, policy=policy or old.policy, ipam=ipam or old.ipam),
@@ -149,15 +149,19 @@ def _kept(
 
 
 def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int] | None:
-    """The unix socket's path, or address and port, in `listen`; None if it is empty.
+    """The unix socket's path, or address and port, in `listen`; `None` if that is empty.
 
-    ValueError if it is wrong, or must be `local` to this machine and is not: the text says what to
-    write.
+    Raises ValueError with the remedy if it is wrong, or is not `local` to this machine and must be.
     """
     if not listen:
         return None
     if listen.startswith(UNIX):
-        return _socket_path(listen.removeprefix(UNIX))
+        path = listen.removeprefix(UNIX)
+        if not path.startswith("/") or "\0" in path:
+            raise ValueError('write an absolute path behind "unix:"')
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+            raise ValueError(f"a unix socket's path has at most {_MAX_SOCKET_PATH} bytes")
+        return Path(path)
     host, colon, port = listen.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     try:
@@ -170,13 +174,13 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
     if local and not address.is_loopback():
         raise ValueError(
             "the endpoint does not authenticate clients, so only loopback addresses (127.0.0.1, "
-            "[::1]) and unix sockets are allowed: use a proxy for others"
+            "[::1]) and unix sockets are allowed: for other clients use a proxy"
         )
     return str(address), number
 
 
 def reload(path: Path, before: Loaded) -> Loaded:
-    """What the file says now; the log has what differs from `before`."""
+    """Read the file again, and log the differences from `before`."""
     new = load(path, before)
     log_mistakes(new, before.mistakes)
     for section in sorted(before.mistakes.keys() - new.mistakes.keys()):
@@ -187,7 +191,7 @@ def reload(path: Path, before: Loaded) -> Loaded:
 
 
 def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) -> None:
-    """Log each mistake once, with what counts until it is corrected."""
+    """Log each mistake once, and what counts until it is corrected."""
     sections: dict[str, list[str]] = {}
     for section, text in loaded.mistakes.items():
         if known.get(section) != text:
@@ -196,7 +200,7 @@ def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) ->
         kept = [section for section in of if section not in loaded.unread]
         closed = [_CLOSED[section] for section in of if section in loaded.unread]
         if kept:
-            closed.append(f"{', '.join(kept)}: what was read before stays")
+            closed.append(f"{', '.join(kept)}: the last correct settings stay")
         _log.error("%s (until it is corrected: %s)", text, "; ".join(closed))
 
 
@@ -212,14 +216,6 @@ def _difference(old: Settings, new: Settings) -> str:
     return "; ".join(changes)
 
 
-def _socket_path(text: str) -> Path:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError('write an absolute path behind "unix:"')
-    if len(os.fsencode(text)) > _MAX_SOCKET_PATH:
-        raise ValueError(f"a unix socket's path has at most {_MAX_SOCKET_PATH} bytes")
-    return Path(text)
-
-
 def _settings(part: object, name: str) -> Settings:
     shapes = typing.get_type_hints(Settings, include_extras=True)
     for part_of_file in ("policy", "ipam"):  # not of `agent`
@@ -232,9 +228,3 @@ def _settings(part: object, name: str) -> Settings:
             listen = documents.shown(values["listen"])
             raise DocumentError(f"{name}: agent.listen: {listen}: {error}") from None
     return Settings(**values)
-
-
-def _unknown_part(key: str) -> str:
-    if key in Settings.__struct_fields__:
-        return 'unknown key: it belongs below "agent"'
-    return f"unknown key: {documents.hint(key, pool_config.PARTS)}"

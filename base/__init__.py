@@ -1,11 +1,11 @@
-"""What every layer may use: files, paths, locks, documents.
+"""Code for every layer: files, paths, locks, documents.
 
 `paths` names the node's files, `files` writes them so that they survive a kill, `confined` opens
-files that a tenant names, `decoding` decodes JSON that anybody may have written, `documents` reads
-files of an administrator, and `watching` reports when those change. `locks` and `interrupts` are
-how calls wait for each other and how they are ended, `loop` is how threads go on. `address_text`
-reads addresses, and `types` has names for texts and numbers that are easily mistaken. `text` makes
-foreign text printable. Code that touches the kernel's network or RDMA devices belongs in `host`.
+files that a tenant names, `decoding` decodes JSON of any origin, `documents` reads files of an
+administrator, and `watching` reports when those change. `locks` and `interrupts` are how calls wait
+for each other and how they are ended, `loop` has the threads. `address_text` reads addresses, and
+`types` names texts and numbers that are easily confused. `text` makes foreign text printable. Code
+for the kernel's network or RDMA devices belongs in `host`.
 """
 
 import sys

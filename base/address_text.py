@@ -1,7 +1,7 @@
 """Addresses as people write them: read by netaddr, strictly, into its objects.
 
-netaddr takes more than one form of most of them: a network with a netmask or without a prefix
-length, a MAC without colons or leading zeros. Nothing else may, so nothing else parses.
+netaddr also takes a network with a netmask or without a prefix length, and a MAC without colons or
+leading zeros. Other programs do not, so these are refused.
 """
 
 import re
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @lru_cache(1024)  # a call reads the same few several times
 def address(written: str) -> IPAddress:
-    """The address that `written` names, an IPv4-mapped one as IPv4. ValueError; no zone."""
+    """An IPv4 or IPv6 address without a zone; an IPv4-mapped one as IPv4. Raises ValueError."""
     try:
         found = IPAddress(written, 6 if ":" in written else 4)
     except (AddrFormatError, ValueError):
@@ -28,7 +28,7 @@ def address(written: str) -> IPAddress:
 
 @lru_cache(1024)
 def network(written: str) -> IPNetwork:
-    """`10.0.0.5/24`: that address is its `ip`, and its `cidr` the network around it. ValueError."""
+    """`10.0.0.5/24`: its `ip` is that address, its `cidr` the network. Raises ValueError."""
     host, slash, length = written.partition("/")
     if not slash:
         raise ValueError(f"invalid CIDR {written}: no prefix length, as in {written}/24")
@@ -40,12 +40,12 @@ def network(written: str) -> IPNetwork:
 
 
 def mac(written: str) -> "EUI":
-    """`02:00:00:00:00:01`, in either case. ValueError says what to write."""
+    """`02:00:00:00:00:01`, in either case. Raises ValueError with the remedy."""
     return _eui(written, 48, eui48.mac_unix_expanded, 'a MAC such as "02:00:00:00:00:01"')
 
 
 def guid(written: str) -> "EUI":
-    """`02:00:00:00:00:00:00:01`, in either case. ValueError says what to write."""
+    """`02:00:00:00:00:00:00:01`, in either case. Raises ValueError with the remedy."""
     expected = 'a GUID such as "02:00:00:00:00:00:00:01"'
     return _eui(written, 64, eui64.eui64_unix_expanded, expected)
 

@@ -16,7 +16,7 @@ _OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class UnsafeFile(Exception):
-    """The file must not be opened. The text says why and follows the file's name."""
+    """The file must not be opened. The text has the reason and follows the file's name."""
 
 
 def is_below(directories: Iterable[str], path: str) -> bool:
@@ -36,7 +36,6 @@ def read(directories: Iterable[str], path: str, most: int) -> bytes:
 
 
 def _split(directories: Iterable[str], path: str) -> tuple[str, list[str]] | None:
-    """The allowed directory above `path`, and the components below that directory."""
     names = _names(path)
     if names is None:
         return None
@@ -48,7 +47,7 @@ def _split(directories: Iterable[str], path: str) -> tuple[str, list[str]] | Non
 
 
 def _names(path: str) -> list[str] | None:
-    """The components of an absolute path; None if it has ".." or is not a valid path."""
+    """The components of an absolute path; `None` for an invalid path or one with ".."."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:  # half a surrogate pair
@@ -59,7 +58,6 @@ def _names(path: str) -> list[str] | None:
 
 @contextmanager
 def _parent(directories: Iterable[str], path: str) -> Iterator[tuple[int, str]]:
-    """A descriptor of the file's directory, and the file's name in it."""
     split = _split(directories, path)
     if split is None:
         raise UnsafeFile("is not below an allowed directory")
@@ -76,7 +74,6 @@ def _parent(directories: Iterable[str], path: str) -> Iterator[tuple[int, str]]:
 
 
 def _open(parent: int, name: str) -> int:
-    """A descriptor of the regular file with that name."""
     handle = os.open(name, _STEP, dir_fd=parent)
     try:
         _require(handle, stat.S_ISREG, "is not a regular file")

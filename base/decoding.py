@@ -1,9 +1,7 @@
 """Decodes JSON that a tenant, another program or a torn write may have made.
 
 msgspec raises three kinds of errors for text that it cannot read. Here they are one, so that no
-caller can forget one of them: a RecursionError that nothing catches ends a loop.
-
-`build_decoders` is for a process that is about to start threads.
+caller misses one: an uncaught RecursionError ends a loop.
 """
 
 from contextlib import suppress
@@ -15,7 +13,7 @@ T = TypeVar("T")
 
 
 def decode(content: bytes | str | msgspec.Raw, shape: type[T]) -> T:
-    """The JSON value as `shape`. Raises msgspec.MsgspecError, whatever is wrong with it."""
+    """The JSON value as `shape`. Raises msgspec.MsgspecError for any defect."""
     try:
         return msgspec.json.decode(content, type=shape)
     except RecursionError:
@@ -25,10 +23,10 @@ def decode(content: bytes | str | msgspec.Raw, shape: type[T]) -> T:
 
 
 def build_decoders(of: type[msgspec.Struct] = msgspec.Struct) -> None:
-    """Build a decoder for every Struct class that is imported.
+    """Build a decoder for every imported Struct class, before threads start.
 
-    msgspec analyses a type at its first decoding, and two threads that do so at the same time
-    crash the process (msgspec 0.22). Call it again after further imports.
+    msgspec analyses a type at its first decoding, and two threads that do so at the same time crash
+    the process (msgspec 0.22). Call it again after further imports.
     """
     for struct in of.__subclasses__():
         with suppress(TypeError):  # some classes cannot be decoded; they only hold values

@@ -1,7 +1,7 @@
 """Reads files that an administrator writes, YAML or JSON, and checks them key by key.
 
 Every mistake is a DocumentError: one line that names the file, the path to the key
-("pools[1].slots"), the value and what is allowed.
+("pools[1].slots"), the value and the allowed values.
 """
 
 import os
@@ -20,7 +20,7 @@ MAX_BYTES = 256 << 10
 
 
 class DocumentError(Exception):
-    """A document cannot be used. The text names the file and the key and says what to do."""
+    """A document cannot be used. The text names the file, the key and the remedy."""
 
 
 def read(path: Path) -> bytes:
@@ -39,7 +39,7 @@ def read(path: Path) -> bytes:
 
 
 def decode(content: bytes, name: str) -> object:
-    """The document's value; None if it is empty. `name` is the file's name for DocumentErrors."""
+    """The value of a document, or `None` if it is empty. DocumentErrors call the file `name`."""
     if content.lstrip().startswith(b"{"):
         content = content.replace(b"\t", b" ")  # YAML refuses tabs between JSON's values
     import yaml  # here, because most nodes have no such file
@@ -67,7 +67,7 @@ def decode(content: bytes, name: str) -> object:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """The value as a mapping with string keys; {} for None. Raises DocumentError otherwise."""
+    """The value as a mapping with string keys; {} for `None`. Raises DocumentError."""
     if value is None:  # an empty file, or only comments
         return {}
     if not isinstance(value, dict):
@@ -84,7 +84,6 @@ def fields(
     """The values of a mapping by key, each converted to its shape.
 
     Args:
-        value: the mapping, as decoded.
         shapes: the type annotation of each key, which msgspec converts to.
         where: the path to the mapping, for errors: "config.yaml: agent".
         loose: read as Go's encoding/json does: ignore the case of keys, and ignore null.
@@ -122,7 +121,7 @@ def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - 
 
 
 def hint(key: str, valid: Collection[str]) -> str:
-    """What to write in place of an unknown key, for an error."""
+    """A replacement for an unknown key, for an error."""
     nearest = resembling(key, valid)
     return f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
 
@@ -152,14 +151,15 @@ def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN
 
 
 def _explained(text: str, shape: object) -> str:
-    """msgspec's texts in our words: it says "Invalid enum value 'loud'", "Expected `int`"."""
+    """msgspec's "Invalid enum value 'loud'" or "Expected `int`" in our words."""
     choices = _choices(shape)
     if choices and text.startswith("Invalid enum value"):
         return f"expected one of {', '.join(choices)}"
     text = text.replace("`", "")
     text = text[:1].lower() + text[1:]
     # YAML reads 1017 and 0000:05:00.0 as numbers.
-    if text in ("expected str, got int", "expected str, got float") and _is_list(shape):
+    is_list = typing.get_origin(shape) in (list, tuple)
+    if is_list and text in ("expected str, got int", "expected str, got float"):
         text += ": put it in quotes"
     if text.startswith("expected array"):
         text = text.replace("expected array", "expected a list")
@@ -171,10 +171,6 @@ def _choices(shape: object) -> tuple[str, ...]:
         return typing.get_args(shape)
     inner = (_choices(argument) for argument in typing.get_args(shape))
     return next((choices for choices in inner if choices), ())
-
-
-def _is_list(shape: object) -> bool:
-    return typing.get_origin(shape) in (list, tuple)
 
 
 def _at(value: object, path: str) -> object:

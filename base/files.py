@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -20,17 +20,17 @@ def write_atomically(
 
     A reader sees the old file or the new one, never a part. A `durable` file survives a power cut
     once this returns. Otherwise a power cut may bring back the old file or none; this saves one of
-    two waits for the disk (the directory's fsync). The new content is on disk even so, under the
+    two waits for the disk (the directory's fsync). The new content is on disk even then, under the
     temporary file's name: see `recover`. A failure leaves no temporary file, because a full disk
     needs the room.
 
     The caller must be the only writer of `path`. The temporary file's name is fixed, so the next
-    writer overwrites what a killed one left. Raises OSError, which names the file.
+    writer overwrites a killed writer's file. Raises OSError, which names the file.
     """
     temporary = _temporary(path)
     descriptor = directory = -1
     try:
-        descriptor = _create_temporary(temporary, mode)
+        descriptor = create(temporary, _NEW, mode)
         # Opened before the rename, so that running out of descriptors changes nothing.
         directory = os.open(os.path.dirname(path) or ".", _DIRECTORY) if durable else -1  # noqa: PTH120
         os.fchmod(descriptor, mode)
@@ -52,7 +52,7 @@ def write_atomically(
 
 
 def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
-    """Finish what a kill or a power cut left of `write_atomically`, before the next writer begins.
+    """Finish an interrupted `write_atomically`, before the next writer begins.
 
     A temporary file that `is_whole` is the newest content, and becomes the file; a part of one is
     removed. This is exact on file systems that keep the order of creations and renames, and whose
@@ -68,7 +68,7 @@ def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
         return
     descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)  # a killed writer may not have come to it
+        os.fsync(descriptor)  # the writer may have been killed before
     finally:
         os.close(descriptor)
     os.replace(temporary, path)  # noqa: PTH105
@@ -76,9 +76,9 @@ def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Give each of two files the other's name, in one step. Raises OSError.
+    """Exchange the names of two files of one file system, in one step. Raises OSError.
 
-    Both are in one file system. The caller writes the directories to disk.
+    The caller writes the directories to disk.
     """
     import ctypes  # few processes need it
 
@@ -97,11 +97,11 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def append(path: str, content: bytes) -> bool:
-    """Add `content` to the end of an existing file. Returns False if there is no file.
+    """Add `content` to the end of a file. Returns False if the file does not exist.
 
     A kill of the process after the return loses nothing. After a kill before it, or after a power
     cut, the file may end with a part of `content` or with zeros. Raises OSError, which names the
-    file; then the file is as it was.
+    file; then the file is unchanged.
     """
     try:
         descriptor = os.open(path, _APPENDING)
@@ -125,9 +125,9 @@ def append(path: str, content: bytes) -> bool:
 
 
 def read(path: str) -> bytes:
-    """The content of a file. It costs half as much as Path.read_bytes. Raises OSError.
+    """The content of a file, at half the cost of Path.read_bytes. Raises OSError.
 
-    A file of proc(5) gives less than was asked for before its end: only an empty read is the end.
+    A read of a file of proc(5) may be short before the end: only an empty read is the end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -140,10 +140,7 @@ def read(path: str) -> bytes:
 
 
 def version(file: Path | str | int) -> tuple[int, ...]:
-    """Numbers that differ once a file, by path or descriptor, is another one or was changed.
-
-    One number alone if it cannot be looked at.
-    """
+    """Numbers that change with the file at a path or descriptor. On failure: the errno alone."""
     try:
         status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
     except OSError as error:
@@ -152,31 +149,32 @@ def version(file: Path | str | int) -> tuple[int, ...]:
 
 
 def remove(path: Path | str, *, durable: bool = True) -> None:
-    """Remove the file at `path` and a killed writer's temporary file.
+    """Remove the file at `path` and a killed writer's temporary file, if they exist.
 
-    A file that does not exist is not an error. A removal that is not `durable` may be undone by a
-    power cut.
+    A removal that is not `durable` may be undone by a power cut.
     """
-    with ExitStack() as opened:
-        directory = -1
-        if durable:
-            try:
-                directory = _open_directory(os.path.dirname(path), opened)  # noqa: PTH120
-            except FileNotFoundError:
-                return
+    try:
+        directory = os.open(os.path.dirname(path), _DIRECTORY) if durable else -1  # noqa: PTH120
+    except FileNotFoundError:
+        return
+    try:
         for name in (_temporary(path), path):
             with suppress(FileNotFoundError):
                 os.unlink(name)  # noqa: PTH108 - a Path's own costs more than the call
         if durable:
             os.fsync(directory)
+    finally:
+        if durable:
+            os.close(directory)
 
 
-def _create_temporary(path: str, mode: int) -> int:
+def create(path: str, flags: int, mode: int) -> int:
+    """A descriptor of the file, which is made if necessary, with the directories above it."""
     try:
-        return os.open(path, _NEW, mode)
+        return os.open(path, flags, mode)
     except FileNotFoundError:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(path, _NEW, mode)
+        return os.open(path, flags, mode)
 
 
 def _temporary(path: Path | str) -> str:
@@ -186,12 +184,8 @@ def _temporary(path: Path | str) -> str:
 
 def sync_directory(path: Path) -> None:
     """Write the names in a directory to disk (fsync)."""
-    with ExitStack() as opened:
-        os.fsync(_open_directory(path, opened))
-
-
-def _open_directory(path: Path | str, opened: ExitStack) -> int:
-    """A descriptor of the directory for fsync(2); `opened` closes it."""
     descriptor = os.open(path, _DIRECTORY)
-    opened.callback(os.close, descriptor)
-    return descriptor
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

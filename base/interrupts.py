@@ -5,10 +5,10 @@ its client has hung up, its deadline is over, or SIGTERM came. Python cannot int
 the call checks for this at each `checkpoint`.
 
 A call asks the kernel whether its client is still connected, under the attachment's lock: with
-`require_client` before the work and with `hold` after it. A runtime sends DEL only after the
-ADD's launcher has ended. The kernel closes the launcher's connection before the runtime sees that
-end, and the DEL waits for the same lock. So if an ADD still has its client at `hold`, no DEL has
-followed it; if it has lost its client, it is undone before the DEL reads the journal.
+`require_client` before the work and with `hold` after it. A runtime sends DEL only after the ADD's
+launcher has ended. The kernel closes the launcher's connection before the runtime sees that end,
+and the DEL waits for the same lock. So no DEL has followed an ADD that still has its client at
+`hold`. An ADD without a client is undone before the DEL reads the journal.
 """
 
 import threading
@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 
 class Bound(Generic[V, T]):
-    """`with` gives a context variable the value, which it answers, and takes it away at the end.
+    """`with` sets a context variable, returns the value, and resets the variable at the end.
 
     A generator (contextlib) would cost three times as much, and each call of an agent sets three.
     """
@@ -83,20 +83,12 @@ class Call:
         self._holding = _Holding()
 
     def end(self) -> bool:
-        """Interrupt the call, from any thread or signal handler. False if it cannot be any more."""
+        """Interrupt the call, from any thread or signal handler. False if it is too late."""
         with self._lock:
             if self._settled:
                 return False
             self._ended = True
             return True
-
-    def _checkpoint(self) -> None:
-        if self._ended and not self._holding.depth:
-            raise Terminated
-
-    def _require_client(self) -> None:
-        if self._gone():
-            raise Terminated
 
     def _settle(self) -> None:
         with self._lock:
@@ -112,7 +104,7 @@ _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def serving(call: Call) -> Bound[None, Call]:
-    """This thread serves that call in the block."""
+    """In the block this thread serves that call."""
     return Bound(_call, call)
 
 
@@ -122,8 +114,8 @@ def require_client() -> None:
     The runtime may already have gone on, for example with another ADD.
     """
     call = _call.get()
-    if call is not None:
-        call._require_client()
+    if call is not None and call._gone():
+        raise Terminated
 
 
 def hold() -> None:
@@ -138,20 +130,20 @@ def hold() -> None:
 
 
 def held() -> AbstractContextManager[None]:
-    """Do not interrupt the block."""
+    """In the block the call is not interrupted."""
     call = _call.get()
     return nullcontext() if call is None else call._holding
 
 
 def checkpoint() -> None:
-    """Raise Terminated if the call was interrupted. Anything that waits calls this repeatedly."""
+    """Raise Terminated if the call was interrupted. Code that waits calls this repeatedly."""
     call = _call.get()
-    if call is not None:
-        call._checkpoint()
+    if call is not None and call._ended and not call._holding.depth:
+        raise Terminated
 
 
 def waiting() -> AbstractContextManager[None]:
-    """The call waits in the block, and delays no other call of its agent meanwhile.
+    """In the block the call waits, and delays no other call of its agent.
 
     Code that may wait for longer than some milliseconds waits in such a block.
     """
@@ -162,10 +154,10 @@ def waiting() -> AbstractContextManager[None]:
 def wait_until(
     condition: Callable[[], T], seconds: float, pause: float = 0.02, longest_pause: float = 0.1
 ) -> T:
-    """Call `condition` until its answer is true, for at most `seconds`. Returns its last answer.
+    """Call `condition` until its answer is true, for at most `seconds`. Returns the last answer.
 
     The first call is at once. Pauses start at `pause` seconds and double up to `longest_pause`.
-    Raises what `condition` raises, and Terminated if the call is interrupted.
+    Raises the errors of `condition`, and Terminated if the call is interrupted.
     """
     deadline = time.monotonic() + seconds
     if answer := condition():

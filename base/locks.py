@@ -1,7 +1,7 @@
-"""Lock files: one call at a time, on this node, for what a file stands for.
+"""Lock files: one call at a time, on this node, for the thing that a file stands for.
 
-filelock locks open descriptors, so the kernel releases a lock when its holder dies. Its own lock
-objects would double what an address costs (docs/design.md).
+filelock locks open descriptors, so the kernel releases a lock when its holder dies. filelock's own
+lock objects would double the cost of an address (docs/design.md).
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor, unlock_descriptor
 
-from base import interrupts
+from base import files, interrupts
 from base.interrupts import wait_until
 
 TIMEOUT = 60.0  # seconds; no call holds a lock for longer
@@ -28,8 +28,8 @@ class LockFile:
     """The lock file `path`, to be held by `with`. Not reentrant.
 
     Args:
-        path: the lock file; missing directories above it are created (0700).
-        what: what the file stands for, for the error text.
+        path: missing directories above the file are created (0700).
+        what: the thing that the file stands for, for the error text.
         timeout: seconds to wait for another holder; with 0 there is one attempt.
         keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
             that no files accumulate, and a waiter opens a new one.
@@ -61,7 +61,7 @@ class LockFile:
         self.descriptor = -1
 
     def acquire(self, timeout: float | None = None) -> None:
-        """Wait for the lock, if given for another time. Raises Busy, OSError, Terminated."""
+        """Wait for the lock, by default `timeout`. Raises Busy, OSError, Terminated."""
         interrupts.checkpoint()
         seconds = self._timeout if timeout is None else timeout
         locked = self._attempt()
@@ -74,7 +74,6 @@ class LockFile:
             )
 
     def release(self) -> None:
-        """Let others have the lock."""
         try:
             if not self._keep:
                 with suppress(FileNotFoundError):
@@ -101,7 +100,7 @@ class LockFile:
         """Open the file and lock it; False if another process or thread has the lock."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
-            descriptor = _open(self._path)
+            descriptor = files.create(self._path, _FLAGS, 0o600)
         try:
             if lock_descriptor(descriptor, blocking=False) and os.path.samestat(
                 os.fstat(descriptor),
@@ -118,11 +117,11 @@ class LockFile:
         return False
 
 
-locked = LockFile  # reads better behind `with`
+locked = LockFile  # for `with`
 
 
 def remove_abandoned(directory: Path) -> None:
-    """Remove the lock files in `directory` that no process holds: of holders that were killed."""
+    """Remove the lock files in `directory` whose holders were killed."""
     with suppress(OSError):
         for path in directory.iterdir():
             with suppress(Busy, OSError), locked(path, "an ended call", timeout=0.0):
@@ -141,9 +140,9 @@ def directory_locked(directory: Path) -> Iterator[None]:
 
 
 def shared(path: Path | str) -> int:
-    """A descriptor that holds the lock of a file together with others, until it is closed.
+    """A descriptor that shares the lock of a file with other descriptors, until it is closed.
 
-    By flock(2), since filelock shares locks of SQLite databases only. Raises Busy if one process
+    Uses flock(2), since filelock shares locks of SQLite databases only. Raises Busy if one process
     holds the lock alone, OSError if the file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -155,11 +154,3 @@ def shared(path: Path | str) -> int:
             raise Busy(f"another process holds {path}") from None
         raise
     return descriptor
-
-
-def _open(path: str) -> int:
-    try:
-        return os.open(path, _FLAGS, 0o600)
-    except FileNotFoundError:
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(path, _FLAGS, 0o600)

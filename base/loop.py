@@ -1,7 +1,7 @@
-"""A thread that does what is due, and waits until more is; its pauses and its clock.
+"""Threads that repeat a step, with their pauses and their clock.
 
-One defect must not end such a loop. But a loop that does nothing any more except to fail must show:
-the health of the process asks `failing`.
+A defect in one step does not end such a loop. But a loop whose steps only fail must be seen: the
+health of the process uses `failing`.
 """
 
 import logging
@@ -21,9 +21,9 @@ _failures: Counter[str] = Counter()
 
 
 class StepThread:
-    """Without `start`, `step` does what is due. `name` is the thread's, and the log's.
+    """A thread that repeats `step` from `start` to `close`; `name` is for the log.
 
-    `close` waits `join` seconds for what is under way, None: until it ends.
+    `close` waits `join` seconds for a running step, or with `None` until it ends.
     """
 
     def __init__(self, name: str, join: float | None = JOIN) -> None:
@@ -36,20 +36,21 @@ class StepThread:
 
     @abstractmethod
     def step(self) -> float:
-        """Do what is due; for how many seconds nothing is due then."""
+        """Do the pending work; return the seconds until there is more."""
 
     def start(self) -> None:
-        """Work in a thread of its own until `close`."""
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Something has changed, or a caller waits. From any thread."""
+        """Run the next step now. From any thread."""
         self._woken.set()
 
     def close(self) -> None:
-        """Begin nothing more. Waits for what is under way, but not for an answer that may never
-        come: what it changes then is what a crash would leave. May be called again."""
+        """Begin no more steps. May be called again.
+
+        A step that waits for an answer may be left running: its effect is that of a crash.
+        """
         self._ended.set()
         self.wake()
         if self._thread is not None:
@@ -70,7 +71,7 @@ class StepThread:
         worked(self._name)
 
     def _failed(self, error: Exception) -> float:
-        """Log why a step failed, unless that has not changed; for how many seconds to rest then."""
+        """Log an error of a step, unless it is the last one again; return the seconds to rest."""
         defect = f"{type(error).__name__}: {error}"
         if defect != self._defect:
             _log.exception("%s: a step failed (tried again)", self._name)
@@ -78,56 +79,50 @@ class StepThread:
         return AFTER_DEFECT
 
     def _rest(self, seconds: float) -> None:
-        """Wait for so long, or until `wake` or `close`."""
         self._woken.wait(seconds)
         self._woken.clear()
 
 
 class Loop(StepThread):
-    """A StepThread whose step is a function."""
-
     def __init__(self, name: str, step: Callable[[], float], join: float | None = JOIN) -> None:
         super().__init__(name, join)
         self._step = step
 
     def step(self) -> float:
-        """Do what is due."""
         return self._step()
 
 
 def failed(loop: str) -> None:
-    """Count that the loop has failed. Who calls this has logged why."""
+    """Count a failure of the loop. The caller has logged the reason."""
     _failures[loop] += 1
 
 
 def worked(loop: str) -> None:
-    """Forget the failures of the loop: it has done its work, or is over."""
+    """Forget the failures of the loop, after a success or its end."""
     _failures.pop(loop, None)
 
 
 def failing() -> str:
-    """Which loops fail again and again, "" if none does."""
+    """The loops that fail again and again; "" if there are none."""
     named = sorted(loop for loop, count in _failures.copy().items() if count >= MOST_FAILURES)
     return f"failed {MOST_FAILURES} times or more in a row: {', '.join(named)}" if named else ""
 
 
 class Backoff:
-    """Pauses of `first` seconds, then twice as many, up to `longest`. `next` is the next one."""
+    """Pauses of `first` seconds, doubled each time up to `longest`. `next` is the next one."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first, self._longest = first, longest
         self.next = first
 
     def pause(self) -> float:
-        """How many seconds to wait now."""
         pause, self.next = self.next, min(2 * self.next, self._longest)
         return pause
 
     def reset(self) -> None:
-        """An attempt went well."""
         self.next = self._first
 
 
 def boottime() -> float:
-    """Seconds since the machine booted, suspend included: `time.monotonic` stands still in it."""
+    """Seconds since the machine booted, with suspend, in which `time.monotonic` stands still."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

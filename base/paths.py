@@ -1,4 +1,4 @@
-"""Paths of the node's files. Every root can be changed, so that tests run on trees of their own."""
+"""Paths of the node's files. Every root can be changed, so that tests run on their own trees."""
 
 from collections.abc import Mapping
 from functools import cache, cached_property
@@ -7,13 +7,18 @@ from pathlib import Path
 import msgspec
 
 
+def _path(root: str, below: str) -> "cached_property[Path]":
+    """The path `below` the attribute `root` of a Paths."""
+    return cached_property(lambda paths: getattr(paths, root) / below)
+
+
 class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The root directories, and the paths below them."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
     dev: Path = Path("/dev")
-    host: Path = Path("/")  # the host's root directory: where files are that have paths of the host
+    host: Path = Path("/")  # the host's root directory
     run: Path = Path("/run/podfabric")
     state: Path = Path("/var/lib/podfabric")
     etc: Path = Path("/etc/podfabric")
@@ -22,11 +27,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
     cni_conf: Path = Path("/etc/cni/net.d")
     cni_bin: Path = Path("/opt/cni/bin")
-    cni_state: Path = Path("/var/lib/cni")  # what other projects' plugins keep
+    cni_state: Path = Path("/var/lib/cni")  # of other projects' plugins
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
-        """The defaults, except for what PODFABRIC_SYS, PODFABRIC_PROC and so on set."""
+        """The defaults, except for the roots that PODFABRIC_SYS, PODFABRIC_PROC and so on set."""
         roots = {
             field: Path(environ[variable])
             for field in cls.__struct_fields__
@@ -39,80 +44,31 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """`sys` as text: an ADD reads some 50 attributes, and a Path costs more than the call."""
         return str(self.sys)
 
-    @cached_property
-    def attachments(self) -> Path:
-        """The journal: one file per attachment."""
-        return self.state / "attachments"
-
-    @property
-    def agent_lock(self) -> Path:
-        """Held by the agent that serves. The file stays: an agent has used this directory."""
-        return self.state / "agent.lock"
-
-    @cached_property
-    def ipam(self) -> Path:
-        """The address store and its lock."""
-        return self.state / "ipam"
-
-    @cached_property
-    def devices(self) -> Path:
-        """The device plugin's records, and each pod's choice of HCA."""
-        return self.state / "devices"
-
-    @cached_property
-    def checkpoint(self) -> Path:
-        """The allocation checkpoint (deviceplugin/checkpoint.py)."""
-        return self.devices / "checkpoint.json"
-
-    @cached_property
-    def shims(self) -> Path:
-        """The libraries that containers with a part of a GPU get (cli/setup/shim_files.py)."""
-        return self.state / "gpu/shim"
-
-    @cached_property
-    def device_plugins(self) -> Path:
-        """The directory of the kubelet's and the device plugins' sockets."""
-        return self.kubelet / "device-plugins"
-
-    @cached_property
-    def pod_resources(self) -> Path:
-        """The socket of the kubelet's PodResources API."""
-        return self.kubelet / "pod-resources/kubelet.sock"
-
-    @cached_property
-    def locks(self) -> Path:
-        """Lock files of calls; a boot may remove them."""
-        return self.run / "lock"
-
-    @cached_property
-    def config(self) -> Path:
-        """The administrator's configuration of this node."""
-        return self.etc / "config.yaml"
-
-    @cached_property
-    def agent_socket(self) -> Path:
-        """The socket that launchers connect to."""
-        return self.run / "agent.sock"
-
-    @cached_property
-    def cluster_policies(self) -> Path:
-        """The policies of the cluster, as the agent saw them last (policy/stored_policies.py)."""
-        return self.state / "cluster_policies.json"
+    attachments = _path("state", "attachments")  # the journal: one file per attachment
+    agent_lock = _path("state", "agent.lock")  # of the agent that serves; the file stays
+    ipam = _path("state", "ipam")  # the address store and its lock
+    devices = _path("state", "devices")  # the device plugin's records, each pod's choice of HCA
+    checkpoint = _path("devices", "checkpoint.json")  # of allocations (deviceplugin/checkpoint.py)
+    shims = _path("state", "gpu/shim")  # libraries for parts of GPUs (cli/setup/shim_files.py)
+    device_plugins = _path("kubelet", "device-plugins")  # the sockets of kubelet and device plugins
+    pod_resources = _path("kubelet", "pod-resources/kubelet.sock")  # the kubelet's PodResources API
+    locks = _path("run", "lock")  # lock files of calls; a boot may remove them
+    config = _path("etc", "config.yaml")  # the administrator's configuration of this node
+    agent_socket = _path("run", "agent.sock")  # for the launchers
+    # The last policies of the cluster that the agent read (policy/stored_policies.py).
+    cluster_policies = _path("state", "cluster_policies.json")
 
     def boot_id(self) -> str:
-        """The identity of this boot (proc(5)). State of an earlier boot's kernel is void."""
+        """The identity of this boot (proc(5))."""
         return boot_id_of(self.proc)
 
 
 class PathsWithSockets(Paths, frozen=True, kw_only=True, dict=True):
-    """The same where the device plugins' sockets are not in the kubelet's root directory."""
+    """Paths whose device plugins' sockets are not in the kubelet's root directory."""
 
     sockets: Path
 
-    @cached_property
-    def device_plugins(self) -> Path:
-        """The directory of the kubelet's and the device plugins' sockets."""
-        return self.sockets
+    device_plugins = _path("sockets", "")
 
 
 @cache

@@ -4,7 +4,7 @@ import msgspec
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """A pod as CNI_ARGS or the kubelet name it; "" where they do not."""
+    """A pod as CNI_ARGS or the kubelet name it; "" for unknown parts."""
 
     namespace: str = ""
     name: str = ""

@@ -1,4 +1,4 @@
-"""Logs what does not work: once while it stays the same, and again now and then."""
+"""Logs problems: once while they stay the same, and again after some minutes."""
 
 import logging
 import re
@@ -10,11 +10,11 @@ from base.text import printable
 
 AGAIN_AFTER = 300.0  # seconds
 MOST_TEXTS = 20  # of a topic
-_ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in a library's text: another one each time
+_ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in a library's text: different each time
 
 
 class Problems:
-    """What does not work now, by topic. One thread at a time may use a topic."""
+    """The current problems, by topic. One thread at a time may use a topic."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -22,7 +22,7 @@ class Problems:
         self._said: dict[str, dict[str, float]] = {}  # when, by topic and text
 
     def tell(self, topic: str, problem: str | Exception | None) -> None:
-        """Log the problem of a topic, unless that was said in the last minutes. None: it works."""
+        """Log a topic's problem, unless logged recently. `None` ends the problem."""
         if problem is None:
             if self._said.pop(topic, None):
                 self._log.info("%s: works again", topic)
@@ -38,14 +38,14 @@ class Problems:
 
 
 class Seldom:
-    """Limits how often a message is said that a tenant can cause. Any thread may use it."""
+    """Limits how often a message is logged that a tenant can cause. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._said: dict[Hashable, float] = {}  # when
 
     def may_say(self, what: Hashable, quiet: float) -> bool:
-        """Whether `what` was not said in the last `quiet` seconds. The call counts as saying it."""
+        """Whether `what` was not logged for `quiet` seconds. The call counts as logging it."""
         now = time.monotonic()
         with self._lock:
             self._said = {key: at for key, at in self._said.items() if now - at < quiet}

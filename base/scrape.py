@@ -1,4 +1,4 @@
-"""What a scrape of Prometheus finds: the process' own metrics, and families computed for it."""
+"""Metrics for Prometheus: those of the process, and families computed for each scrape."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,6 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def registry() -> CollectorRegistry:
-    """A registry with the metrics of this process."""
     made = CollectorRegistry()
     prometheus_client.ProcessCollector(registry=made)
     prometheus_client.PlatformCollector(registry=made)
@@ -30,7 +29,7 @@ def registry() -> CollectorRegistry:
 class Source(Collector):
     """Families that are computed for each scrape.
 
-    If that fails they are left out, and it is logged, but not again for every scrape.
+    A failure leaves them out, and is logged, but not for every scrape.
     """
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
@@ -38,7 +37,6 @@ class Source(Collector):
         self._problems = Problems(_log)
 
     def collect(self) -> Iterable[Metric]:
-        """The families; the registry calls this for each scrape."""
         try:
             families = tuple(self._families())
         except Exception as error:  # noqa: BLE001 - a failure must not cost the other families
@@ -49,12 +47,12 @@ class Source(Collector):
 
 
 def gauge(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, float]) -> Metric:
-    """A gauge, with its values by the values of its labels."""
+    """A gauge, with a value for each tuple of its labels' values."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), samples)
 
 
 def counter(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, float]) -> Metric:
-    """A counter, with its values by the values of its labels."""
+    """A counter, with a value for each tuple of its labels' values."""
     return _filled(CounterMetricFamily(name, text, labels=labels), samples)
 
 

@@ -1,4 +1,4 @@
-"""Makes foreign text fit for one line of a log, and finds the key that was meant."""
+"""Makes foreign text fit for one line of a log, and finds the intended key."""
 
 import re
 from collections.abc import Collection
@@ -11,7 +11,7 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 def printable(text: str) -> str:
     """The text with line ends, escape sequences and direction marks escaped.
 
-    So text from a pod or client cannot forge a line of a log.
+    Text from a pod or client can then not forge a line of a log.
     """
     if text.isprintable():
         return text
@@ -24,8 +24,8 @@ def printable(text: str) -> str:
 def line(text: str) -> str:
     """The text as one printable line: long words cut at the end, a long text in the middle.
 
-    The end stays because an error's end says what to do. JSON writes a non-ASCII character in 6
-    bytes, so a text with such characters may have a sixth of the length.
+    The end stays because it has the remedy. JSON writes a non-ASCII character in 6 bytes, so a text
+    with such characters may have a sixth of the length.
     """
     if len(text) <= LONGEST_WORD and text.isprintable():
         return text
@@ -43,7 +43,7 @@ def without_middle(text: str, longest: int) -> str:
 
 
 def resembling(key: str, valid: Collection[str]) -> str | None:
-    """The valid key that `key` was most likely meant to be; None if none is close."""
+    """The valid key that `key` was most likely meant to be; `None` if none is close."""
     import difflib  # here, because only wrong configurations need it
 
     folded = {_folded(name): name for name in sorted(valid)}

@@ -1,4 +1,4 @@
-"""Names for texts and numbers that are easily mistaken for one another."""
+"""Names for texts and numbers that are easily confused."""
 
 from typing import NewType
 
@@ -8,11 +8,10 @@ Bdf = NewType("Bdf", str)
 DeviceId = NewType("DeviceId", str)
 """A device as the kubelet names it: a PCI address, "0000:af:06.0-3" or "0" of a shared pool."""
 
-PKey = NewType("PKey", int)
-"""A partition key, 16 bits; 0x8000 is the bit of a full member."""
+PKey = NewType("PKey", int)  # a partition key, 16 bits; 0x8000 is the bit of a full member
 
 NetnsInode = NewType("NetnsInode", int)
 """The inode of a network namespace. The kernel uses it again once the namespace is gone."""
 
 NetnsIdentity = NewType("NetnsIdentity", str)
-"""Tells a network namespace from every other of this boot: "cookie:4711", or "inode:..."."""
+"""Unique for each network namespace of this boot: "cookie:4711", or "inode:..."."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def listen(path: Path, backlog: int) -> socket.socket:
-    """A socket that listens at `path`; the socket that a dead process left there is replaced.
+    """A socket that listens at `path`; replaces a socket that a dead process left there.
 
-    OSError with EADDRINUSE if a process listens there, or if the file is not a socket. Of two
-    processes that call this at the same time for one path, both may succeed: the caller makes sure
+    Raises OSError with EADDRINUSE if a process listens there, or if the file is not a socket. Two
+    processes that call this at the same time for one path may both succeed: the caller makes sure
     that it is alone.
     """
     with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Watches directories, and files: their content may have changed."""
+"""Watches directories and files for changes."""
 
 import logging
 import math
@@ -34,7 +34,7 @@ _EVENTS = (
 class Waker:
     """One thread waits for a call of `wake`, a change in a directory, or a timeout.
 
-    Any thread wakes it. Without inotify, directories do not.
+    Any thread may wake it. Without inotify, directories do not.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,14 @@ class Waker:
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         self._poll.register(self._event, select.POLLIN)
-        self._inotify = self._open()
         self._watches: dict[Path, int] = {}
+        self._inotify: INotify | None = None
+        try:
+            self._inotify = INotify(nonblocking=True)
+        except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
+            _log.warning("inotify: %s: directories are polled", error.strerror)
+        else:
+            self._poll.register(self._inotify, select.POLLIN)
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
@@ -67,7 +73,7 @@ class Waker:
             self._watches[path] = watch
 
     def wait(self, seconds: float) -> bool:
-        """Wait until woken, at most so many seconds. Whether a directory has changed."""
+        """Wait until woken, at most this long. Returns whether a directory has changed."""
         self._poll.poll(max(0, math.ceil(seconds * 1000)))
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
@@ -83,23 +89,14 @@ class Waker:
         if self._inotify is not None:
             self._inotify.close()
 
-    def _open(self) -> INotify | None:
-        try:
-            inotify = INotify(nonblocking=True)
-        except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
-            _log.warning("inotify: %s: directories are polled", error.strerror)
-            return None
-        self._poll.register(inotify, select.POLLIN)
-        return inotify
-
 
 class WatchedFile(StepThread):
     """Calls `changed` when the file's content may have changed, and once at the start.
 
-    A thread does this until `close`. It watches the directory, because editors and ConfigMap
-    mounts replace the file. It also checks every few seconds for what inotify does not report: a
-    directory that does not exist yet, or a link's target elsewhere. The call at the start covers
-    a change between the caller's own reading and the watch. `changed` reads the file.
+    A thread does this until `close`. It watches the directory, because editors and ConfigMap mounts
+    replace the file. It also checks every few seconds for changes that inotify does not report: a
+    directory that does not exist yet, or a link's target elsewhere. The call at the start covers a
+    change between the caller's own reading and the watch. `changed` reads the file.
     """
 
     def __init__(
@@ -118,7 +115,6 @@ class WatchedFile(StepThread):
         self.start()
 
     def wake(self) -> None:
-        """Look at the file now."""
         self._waker.wake()
 
     def close(self) -> None:
@@ -127,7 +123,6 @@ class WatchedFile(StepThread):
         self._waker.close()
 
     def step(self) -> float:
-        """Call `changed` if the file is not the one that was seen."""
         self._waker.follow((self._path.parent,))
         if files.version(self._path) != self._seen:
             self._seen = self._settled()

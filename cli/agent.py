@@ -10,15 +10,14 @@ from base.paths import Paths
 from cli.arguments import seconds
 
 NOT_PREPARED = ("starting", "stopping")
-QUIET = 60.0  # seconds without an attachment: a runtime repeats a DEL that it believes lost
+QUIET = 60.0  # seconds without an attachment: a runtime may repeat a DEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `podfabric agent`."""
     parser.add_argument(
         "--state",
         action="store_true",
-        help="start no agent: print what the one of this container does, and exit with 0 if it "
+        help="start no agent: print the state of this container's agent, and exit with 0 if it "
         "serves or is prepared to",
     )
     parser.add_argument(
@@ -34,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM; the exit code."""
     paths = Paths.from_environ(os.environ)
     if arguments.state:
-        return _print_state(paths)
+        states = presence.states(paths.run)
+        for state in states or ["no agent runs with the mounts of this process"]:
+            sys.stdout.write(f"{state}\n")
+        return 0 if states and not set(states) & set(NOT_PREPARED) else 1
     # A probe asks for the state every few seconds and needs none of these.
     from agent import resident as agent
     from agent.leave_node import Leaving
@@ -45,15 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     from cli.setup.install import uninstall
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    os.dup2(2, 1)  # what a library prints belongs into the log, on standard error
+    os.dup2(2, 1)  # a library's output belongs into the log, on standard error
     quiet: float | None = arguments.until_empty
     if quiet is not None:
         return agent.run(paths, leaving=Leaving(quiet, uninstall))
     return agent.run(paths, watch=executables.watch)
-
-
-def _print_state(paths: Paths) -> int:
-    states = presence.states(paths.run)
-    for state in states or ["no agent runs with the mounts of this process"]:
-        sys.stdout.write(f"{state}\n")
-    return 0 if states and not set(states) & set(NOT_PREPARED) else 1

@@ -1,4 +1,4 @@
-"""Command lines for argparse: errors say what was expected, and what was probably meant."""
+"""Command lines for argparse: errors name the expected words, and the nearest right one."""
 
 from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterable
@@ -9,12 +9,12 @@ from base.text import resembling
 
 
 class Parser(ArgumentParser):
-    """Its errors have the usage of the command that is wrong, and name the nearest right word."""
+    """Its errors have the usage of the wrong command, and the nearest right word."""
 
     def parse_known_args(  # type: ignore[override] # typeshed has overloads for namespaces
         self, args: Iterable[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse a command's words; an unknown one is an error here, not in the parser above."""
+        """Treat a command's unknown word as an error here, not in the parser above."""
         known, unknown = super().parse_known_args(list(args or ()), namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
@@ -36,13 +36,12 @@ class Parser(ArgumentParser):
 
 
 def meant(word: str, valid: Collection[str]) -> str:
-    """The end of an error's text: the valid word that is nearest; "" if none is near."""
+    """The end of an error's text: the nearest valid word; "" if none is near."""
     nearest = resembling(word, valid)
     return f': did you mean "{nearest}"?' if nearest else ""
 
 
 def seconds(text: str) -> float:
-    """A time; 0 is allowed."""
     if not (text.isascii() and text.isdecimal()) or len(text) > 5:
         raise ArgumentTypeError(f"{text!r}: expected whole seconds, 0 to 99999")
     return float(text)
@@ -56,14 +55,12 @@ def file(text: str) -> Path:
 
 
 def namespace(text: str) -> str:
-    """A pod's namespace."""
     if not text or "/" in text:
         raise ArgumentTypeError(f"{text!r}: expected the name of a namespace")
     return text
 
 
 def pod(text: str) -> str:
-    """A pod: its name, or namespace/name."""
     if text.count("/") > 1 or not all(text.split("/")):
         raise ArgumentTypeError(f"{text!r}: expected a pod's name, or namespace/name")
     return text

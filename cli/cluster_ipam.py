@@ -1,6 +1,6 @@
 """`podfabric ipam ... --cluster`: pools and blocks of the cluster, as the API server has them.
 
-The controller need not run. What an administrator may free here is what only he can know: that a
+The controller need not run. An administrator can free blocks here because only he knows that a
 machine is off (docs/controller.md).
 """
 
@@ -29,7 +29,7 @@ ATTEMPTS = 3  # for a block that changes meanwhile
 
 
 class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has an address, or could have it."""
+    """The holder of an address, or of the block that has it."""
 
     address: str
     pool: str
@@ -40,9 +40,8 @@ class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `--cluster` to the commands that have such a form, and the command `reclaim`."""
-    forms = {"show": _show, "fsck": _fsck}
-    for name, form in forms.items():
+    """Add `--cluster` to the commands that have it, and the command `reclaim`."""
+    for name, form in (("show", _show), ("fsck", _fsck)):
         parser = commands.choices[name]
         parser.add_argument(
             "--cluster", action="store_true", help="of the whole cluster, not of this node's store"
@@ -71,7 +70,6 @@ def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command of the cluster that `arguments` name; the exit code."""
     try:
         code: int = arguments.in_cluster(arguments, connect(arguments.kubeconfig))
     except (ApiError, ValueError) as error:
@@ -81,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def connect(kubeconfig: Path | None) -> ClusterApi:
-    """The API server. ApiError: there is none."""
+    """The client of the API server. Raises ApiError if there is none."""
     from kube.transport import KubernetesApi
 
     named = os.environ.get("KUBECONFIG")
@@ -105,14 +103,13 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
     if arguments.output == "json":
         output.document(holders)
     elif holders:
-        rows = [
-            (each.address, each.pod, each.node, each.block, each.state, each.pool)
-            for each in holders
-        ]
+        rows = [(of.address, of.pod, of.node, of.block, of.state, of.pool) for of in holders]
         output.show(Table(("ADDRESS", "POD", "NODE", "BLOCK", "STATE", "POOL"), rows))
     if holders:
         return 0
-    pools = ", ".join(_pools_with(address, api.list(AddressPool).items))
+    pools = ", ".join(
+        pool.metadata.name for pool in api.list(AddressPool).items if _has(pool, address)
+    )
     sys.stderr.write(
         f"podfabric ipam: no node leases {text(address)}: "
         f"{f'it is free in {pools}' if pools else 'no pool has it'}\n"
@@ -123,7 +120,6 @@ def _show(arguments: argparse.Namespace, api: ClusterApi) -> int:
 def _blocks_with(
     address: int, blocks: Iterable[AddressBlock]
 ) -> list[tuple[AddressBlock, Interval]]:
-    """The blocks that lease an address, each with its addresses."""
     found = []
     for block in blocks:
         try:
@@ -133,10 +129,6 @@ def _blocks_with(
         if covered.first <= address <= covered.last:
             found.append((block, covered))
     return found
-
-
-def _pools_with(address: int, pools: Iterable[AddressPool]) -> list[str]:
-    return [pool.metadata.name for pool in pools if _has(pool, address)]
 
 
 def _has(pool: AddressPool, address: int) -> bool:
@@ -155,14 +147,9 @@ def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
     return _free(blocks, api)
 
 
-def _machines(api: ClusterApi, blocks: Iterable[AddressBlock]) -> Machines:
-    """The machines; all blocks show which stores run on them."""
-    return Machines(all_nodes(api), blocks)
-
-
 def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
-    """Free the blocks but those of machines that run; the exit code."""
-    machines = _machines(api, api.list(AddressBlock).items)
+    """Free the blocks except those of machines that run; the exit code."""
+    machines = Machines(all_nodes(api), api.list(AddressBlock).items)
     standings = [(block, machines.standing(block.holder)) for block in blocks]
     replaced = {
         block.holder.node
@@ -180,29 +167,22 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
             code = 1
         elif standing is Standing.SILENT and holder.node in replaced:
             sys.stderr.write(
-                f"podfabric ipam: {name}: kept: it is of the machine that is {holder.node} now: "
-                "if that one is off, too, say it again\n"
+                f"podfabric ipam: {name}: kept: it is of the present machine of {holder.node}: "
+                "if that machine is off, too, repeat the command\n"
             )
             code = 1
+        elif _freed(block, api):
+            sys.stdout.write(f"freed {name}, which {holder.node} leased\n")
         else:
-            code |= _freed(block, api)
+            sys.stderr.write(
+                f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
+            )
+            code = 1
     return code
 
 
-def _freed(block: AddressBlock, api: ClusterApi) -> int:
-    """Free a block and say so, or why not; the exit code."""
-    name = block.metadata.name
-    if _free_at_last(block, api):
-        sys.stdout.write(f"freed {name}, which {block.holder.node} leased\n")
-        return 0
-    sys.stderr.write(
-        f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
-    )
-    return 1
-
-
-def _free_at_last(block: AddressBlock, api: ClusterApi) -> bool:
-    """Free it. False if it changes again and again, as what a living holder has does."""
+def _freed(block: AddressBlock, api: ClusterApi) -> bool:
+    """Free a block; False if it keeps changing, which shows that its holder is alive."""
     uid = block.metadata.uid
     for _ in range(ATTEMPTS):
         try:
@@ -221,14 +201,12 @@ def _fsck(arguments: argparse.Namespace, api: ClusterApi) -> int:
         pool.metadata.name: pool for pool in api.list(AddressPool).items
     }
     blocks = api.list(AddressBlock).items
-    machines = _machines(api, blocks)
+    machines = Machines(all_nodes(api), blocks)
     found = contradictions(pools, blocks, BlockIndex(blocks))
-    for each in found:
-        _say(f"wrong: {each.text}")
-    for line in (*_suspects(blocks, machines), *_unready(pools.values())):
-        _say(f"look: {line}")
+    lines = [f"wrong: {contradiction.text}" for contradiction in found]
+    lines += [f"look: {it}" for it in (*_suspects(blocks, machines), *_unready(pools.values()))]
     verdict = f"{len(found)} contradictions" if found else "no contradiction"
-    _say(f"{len(pools)} pools, {len(blocks)} blocks: {verdict}")
+    output.show([*lines, f"{len(pools)} pools, {len(blocks)} blocks: {verdict}"])
     return 1 if found else 0
 
 
@@ -246,12 +224,8 @@ def _suspects(blocks: Iterable[AddressBlock], machines: Machines) -> Iterable[st
 
 def _unready(pools: Iterable[AddressPool]) -> Iterable[str]:
     for pool in pools:
-        ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
+        ready = next((one for one in pool.status.conditions if one.type == "Ready"), None)
         if ready is None:
             yield f"{pool.metadata.name} has no status: does the controller run?"
         elif ready.status != "True":
             yield f"{pool.metadata.name} is not Ready: {ready.reason}: {ready.message}"
-
-
-def _say(line: str) -> None:
-    output.show(line)

@@ -38,7 +38,7 @@ COMMANDS = {
         "the devices and interfaces of a pod, and whether they match", "cli.explain"
     ),
     "policy": Command(
-        "what the rules of a policy say of definitions, before a pod asks", "cli.policy"
+        "which definitions the rules of a policy allow, before a pod uses them", "cli.policy"
     ),
     "doctor": Command("check this node, and say what to do (1: a check failed)", "cli.doctor"),
     "agent": Command("serve the launchers of this node until SIGTERM", "cli.agent"),
@@ -54,8 +54,6 @@ COMMANDS = {
 
 
 class _Version(argparse.Action):
-    """Prints the version and ends the process."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from agent.observe.metrics import installed_version
 

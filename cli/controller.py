@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `podfabric controller`."""
     parser.add_argument(
         "--namespace",
         type=namespace,
@@ -78,7 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM; the exit code."""
     from agent import settings
     from agent.observe import logs
     from kube.resources import ApiError
@@ -86,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(
         settings.Settings(log_format=arguments.log_format, log_level=arguments.log_level)
     )
-    # Not an Event, whose `set` would wait for the lock that the interrupted `wait` may hold.
+    # Not an Event: its `set` would wait for a lock that the interrupted `wait` may hold.
     ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.put(None))
@@ -114,7 +112,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
     api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller", pace=pace)
     stack.callback(api.close)
-    # Of its own, so that the pace of many writes is not that of the renewals.
+    # A second client, so that the pace of many writes does not delay the renewals.
     election = KubernetesApi(
         arguments.kubeconfig, writer="podfabric-controller", timeout=ELECTION_TIMEOUT
     )
@@ -160,7 +158,7 @@ def _open(
 
 
 def _until_it_fails(serve: Callable[[], None], ended: SimpleQueue[None]) -> None:
-    """A process whose loop has ended must end too, so that the kubelet starts another."""
+    """End the process with its loop, so that the kubelet starts another."""
     try:
         serve()
     finally:

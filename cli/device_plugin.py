@@ -29,7 +29,6 @@ plugin: see docs/pools.md.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
     from agent import settings
     from agent.observe import logs
     from base.paths import Paths, PathsWithSockets
@@ -58,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2
-    # Not an Event, whose `set` would wait for the lock that the interrupted `wait` may hold.
+    # Not an Event: its `set` would wait for a lock that the interrupted `wait` may hold.
     ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.put(None))

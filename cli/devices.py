@@ -23,8 +23,6 @@ from host.sysfs.discovery import HCA
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """How a pool offers an HCA."""
-
     resource: str
     ids: int  # device ids that give a container this HCA
     held: int  # how many of these containers hold, by the checkpoint
@@ -32,14 +30,12 @@ class Offered(msgspec.Struct, frozen=True):
 
 
 class NotOffered(msgspec.Struct, frozen=True):
-    """Why a pool does not offer an HCA."""
-
     resource: str
     why: str
 
 
 class HcaHolder(msgspec.Struct, frozen=True):
-    """What a container holds of an HCA."""
+    """The ids of an HCA that a container holds."""
 
     container: DeviceHolder
     resource: str
@@ -47,18 +43,15 @@ class HcaHolder(msgspec.Struct, frozen=True):
 
 
 class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
-    """An HCA, and which pools offer it."""
-
     hca: HCA
     present: bool  # false if the HCA is gone and a container holds it
-    fault: str  # what is wrong with it for the pools that offer it, or ""
+    fault: str  # for the pools that offer it, or ""
     offered: tuple[Offered, ...]
     not_offered: tuple[NotOffered, ...]
     held: tuple[HcaHolder, ...]  # by pod and container
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     output.add_option(parser)
     parser.add_argument(
         "--gpus", action="store_true", help="only GPUs; json has only HCAs without this"
@@ -70,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the HCAs and the GPUs; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ), arguments.config)
     only_gpus, is_text = arguments.gpus, arguments.output == "table"
     try:
@@ -97,7 +89,8 @@ def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: b
             "host's /sys?"
         ]
     if node.config.gpus or gpus.unbound or any(gpu.held for gpu in gpus.gpus):
-        parts += gpu_tables.every(gpus)
+        parts += [gpu_tables.offered(gpus.gpus), gpu_tables.held(gpus.gpus, gpus.unbound)]
+        parts += [gpu_tables.not_well(gpus.gpus), gpu_tables.problems(gpus)]
     elif only_gpus:
         parts = [gpu_tables.not_well(gpus.gpus) or f"no GPU was found below {node.paths.proc}"]
     output.show(*parts)
@@ -141,12 +134,11 @@ def devices(node: ThisNode) -> list[ListedHCA]:
 
 
 def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
-    """By HCA, the containers that hold ids of it."""
     counts = Counter(
-        (device.id, each.pod, each.name, one.resource)
-        for one in node.allocations
-        for each in (node.holders.by_key.get(one.key, DeviceHolder()),)
-        for device in one.devices
+        (device.id, holder.pod, holder.name, allocation.resource)
+        for allocation in node.allocations
+        for holder in (node.holders.by_key.get(allocation.key, DeviceHolder()),)
+        for device in allocation.devices
     )
     found: dict[str, list[HcaHolder]] = {}
     for (hca_id, pod, name, resource), ids in sorted(counts.items()):
@@ -157,7 +149,6 @@ def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
 def _reasons(
     pool: Pool, faults: Mapping[str, str | None], unfit: Mapping[str, str]
 ) -> dict[str, dict[str, int]]:
-    """By HCA and reason, how many of its ids cannot be allocated."""
     by_hca: dict[str, dict[str, int]] = {}
     for slot in pool.slots:
         for hca_id in slot.hcas:
@@ -169,13 +160,11 @@ def _reasons(
 
 def _offered(hcas: list[ListedHCA]) -> Table | str:
     rows = [_row(device) for device in hcas if device.offered]
-    if not rows:
-        return "no pool offers any HCA"
     headers = (
         "HCA", "RDMA", "UVERBS", "NETDEVS", "DRIVER", "NUMA", "LINK", "STATE", "RATE",
         "HEALTH", "POOL", "IDS", "HELD",
     )  # fmt: skip
-    return Table(headers, rows)
+    return Table(headers, rows) or "no pool offers any HCA"
 
 
 def _row(device: ListedHCA) -> tuple[Lines | Cell, ...]:
@@ -192,20 +181,19 @@ def _row(device: ListedHCA) -> tuple[Lines | Cell, ...]:
     )
 
 
-def _held(hcas: list[ListedHCA]) -> Table | str:
-    """Who holds what of each HCA."""
+def _held(hcas: list[ListedHCA]) -> Table:
     rows = [
         (
             device.hca.id,
-            each.container.pod or "not known",
-            each.container.name,
-            each.resource,
-            str(each.ids),
+            holder.container.pod or "not known",
+            holder.container.name,
+            holder.resource,
+            str(holder.ids),
         )
         for device in hcas
-        for each in device.held
+        for holder in device.held
     ]
-    return Table(("HCA", "HELD BY", "CONTAINER", "RESOURCE", "IDS"), rows) if rows else ""
+    return Table(("HCA", "HELD BY", "CONTAINER", "RESOURCE", "IDS"), rows)
 
 
 def _health(offer: Offered) -> str:
@@ -215,15 +203,14 @@ def _health(offer: Offered) -> str:
     return "unhealthy" if unfit == offer.ids else f"{unfit} of {offer.ids} unhealthy"
 
 
-def _unfit(hcas: list[ListedHCA]) -> Table | str:
-    """Why ids cannot be allocated."""
+def _unfit(hcas: list[ListedHCA]) -> Table:
     rows = [
         (device.hca.id, offer.resource, str(ids), why)
         for device in hcas
         for offer in device.offered
         for why, ids in offer.unfit.items()
     ]
-    return Table(("UNHEALTHY", "POOL", "IDS", "WHY"), rows, folded=True) if rows else ""
+    return Table(("UNHEALTHY", "POOL", "IDS", "WHY"), rows, folded=True)
 
 
 def _hardware(hca: HCA) -> tuple[Lines, ...]:
@@ -258,13 +245,12 @@ def _rdma(hca: HCA) -> Lines:
     return visible or [f"{name} (in a pod)" for name in hca.rdma_names]
 
 
-def _others(hcas: list[ListedHCA]) -> Table | str:
+def _others(hcas: list[ListedHCA]) -> Table:
     """The HCAs that no pool offers, with the reasons of each pool."""
-    left = [device for device in hcas if not device.offered]
-    if not left:
-        return ""
     rows = []
-    for device in left:
+    for device in hcas:
+        if device.offered:
+            continue
         reasons: dict[str, list[str]] = {}
         for refusal in device.not_offered:
             reasons.setdefault(refusal.why, []).append(refusal.resource)
@@ -281,5 +267,5 @@ def _others(hcas: list[ListedHCA]) -> Table | str:
 def _problems(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs) -> Lines:
     problems = [pool.problem for pool in node.pools if pool.problem]
     if any(device.held for device in hcas):
-        problems += [each for each in node.holders.problems if each not in gpus.notes]
+        problems += [text for text in node.holders.problems if text not in gpus.notes]
     return [f"* {problem}" for problem in problems]

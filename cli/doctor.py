@@ -6,23 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from base.paths import Paths
 from cli import output
-from cli.checks import (
-    Check,
-    Finding,
-    cluster_policy,
-    fabric,
-    gpu_driver,
-    installation,
-    kernel,
-    kubelet,
-)
+from cli.checks import Check, Finding, fabric, gpu_driver, installation, kernel, kubelet
 from cli.node.state import ThisNode
 from cli.output import Cell, Table
 
 CHECKS: Sequence[tuple[str, Check]] = (
     ("configuration", kubelet.configuration),
     ("pools", kubelet.pools),
-    ("policy", cluster_policy.rules_of_node),
+    ("policy", kubelet.rules_of_node),
     ("module rdma_ucm", kernel.connection_manager),
     ("module ib_ipoib", kernel.ipoib_module),
     ("module ib_umad", kernel.mad_module),
@@ -48,13 +39,12 @@ _STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "not applic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     output.add_option(parser)
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; 1 if some check failed."""
+    """Print the findings; 1 if a check failed."""
     findings = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
     if arguments.output != "table":
         output.document(findings)
@@ -86,13 +76,8 @@ def _show(findings: list[Finding]) -> None:
     rows = []
     for finding in findings:
         remedy = (f"-> {finding.remedy}",) if finding.remedy else ()
-        rows.append(
-            (
-                finding.check,
-                Cell(finding.status, _STYLES[finding.status]),
-                (finding.seen, *remedy),
-            )
-        )
+        status = Cell(finding.status, _STYLES[finding.status])
+        rows.append((finding.check, status, (finding.seen, *remedy)))
     counts = {status: sum(finding.status == status for finding in findings) for status in _STYLES}
     output.show(
         Table(("CHECK", "STATUS", "SEEN, AND WHAT TO DO"), rows, folded=True),

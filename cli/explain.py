@@ -18,7 +18,6 @@ _DASH = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     parser.add_argument("pod", type=pod, metavar="POD", help="name, or namespace/name")
     parser.add_argument("-n", "--namespace", type=namespace, help="of the pod (default: default)")
     output.add_option(parser)
@@ -26,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the explanation; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ))
     of, slash, name = arguments.pod.rpartition("/")
     if slash and arguments.namespace not in (None, of):
@@ -119,16 +117,13 @@ def _attachments(attachments: "tuple[AttachedInterface, ...]") -> Table | str:
     return Table(headers, rows)
 
 
-def _beside(addresses: "tuple[AddressBeside, ...]") -> Table | str:
-    rows = [(each.ifname, each.network, each.address, each.range) for each in addresses]
-    headers = ("INTERFACE OF ANOTHER PLUGIN", "NETWORK", "ADDRESS", "RANGE")
-    return Table(headers, rows) if rows else ""
+def _beside(addresses: "tuple[AddressBeside, ...]") -> Table:
+    rows = [(it.ifname, it.network, it.address, it.range) for it in addresses]
+    return Table(("INTERFACE OF ANOTHER PLUGIN", "NETWORK", "ADDRESS", "RANGE"), rows)
 
 
-def _ways(ways: "tuple[Way, ...]") -> Table | str:
-    """The distance of each GPU to each HCA, and what that costs where GPUs and HCAs are chosen."""
-    if not ways:
-        return ""
+def _ways(ways: "tuple[Way, ...]") -> Table:
+    """The distance of each GPU to each HCA, and its cost when GPUs and HCAs are chosen."""
     hcas = dict.fromkeys(way.rdma for way in ways)
     rows: list[tuple[str | Cell, ...]] = [
         (

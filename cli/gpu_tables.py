@@ -1,4 +1,4 @@
-"""Tables of GPUs and of what containers hold of them, for `devices` and `explain`."""
+"""Tables of GPUs and of the parts that containers hold, for `devices` and `explain`."""
 
 from collections.abc import Sequence
 
@@ -8,55 +8,43 @@ from cli.output import Cell, Lines, Table
 from host.sysfs.topology import Distance
 
 
-def every(found: NodeGPUs) -> list[Table | Lines]:
-    """All of `devices`."""
-    return [
-        offered(found.gpus),
-        held(found.gpus, found.unbound),
-        not_well(found.gpus),
-        problems(found),
-    ]
-
-
-def offered(gpus: Sequence[ListedGPU]) -> Table | str:
-    """The GPUs that pools offer: how many ids, what is free, and the nearest HCAs."""
+def offered(gpus: Sequence[ListedGPU]) -> Table:
+    """The GPUs that pools offer: how many ids, the free part, and the nearest HCAs."""
     rows = [_row(gpu) for gpu in gpus if gpu.offered]
     headers = (
         "GPU", "ADDRESS", "NODE", "NUMA", "HEALTH", "RESOURCE", "IDS", "HELD", "FREE", "NEAREST",
     )  # fmt: skip
-    return Table(headers, rows) if rows else ""
+    return Table(headers, rows)
 
 
-def held(gpus: Sequence[ListedGPU], unbound: Sequence[GpuPart] = ()) -> Table | str:
-    """Who holds what of each GPU."""
+def held(gpus: Sequence[ListedGPU], unbound: Sequence[GpuPart] = ()) -> Table:
     rows = [_part(gpu.label, part) for gpu in gpus for part in gpu.held]
     rows += [_part("at the start", part) for part in unbound]
     headers = (
         "GPU", "HELD BY", "CONTAINER", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME",
     )  # fmt: skip
-    return Table(headers, rows) if rows else ""
+    return Table(headers, rows)
 
 
-def not_well(gpus: Sequence[ListedGPU]) -> Table | str:
-    """Why GPUs cannot be given, or are not offered."""
+def not_well(gpus: Sequence[ListedGPU]) -> Table:
     rows = [
         (gpu.label, gpu.address, why)
         for gpu in gpus
         for why in (gpu.fault if gpu.offered or gpu.held else "", gpu.not_offered)
         if why
     ]
-    return Table(("GPU", "ADDRESS", "WHY"), rows, folded=True) if rows else ""
+    return Table(("GPU", "ADDRESS", "WHY"), rows, folded=True)
 
 
 def problems(found: NodeGPUs) -> Lines:
-    """What could not be read, and what is wrong with the files of groups."""
+    """The sources that could not be read, and the problems of groups' files."""
     of = [part for gpu in found.gpus for part in gpu.held]
     lines = [*found.notes, *(part.problem for part in (*of, *found.unbound) if part.problem)]
     return [f"* {line}" for line in dict.fromkeys(lines)]
 
 
-def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table | str:
-    """What the containers of one pod hold; `labels` are those of the GPUs, by address."""
+def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table:
+    """The parts that the containers of one pod hold; `labels` has the GPUs' labels by address."""
     of = dict(labels)
     rows = []
     for part in found:
@@ -64,7 +52,7 @@ def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table 
         label = of.get(part.gpu, part.gpu) or "at the start"
         rows.append((rest[0], label, *rest[1:]))
     headers = ("CONTAINER", "GPU", "RESOURCE", "IDS", "LIMIT", "USED", "PEAK", "TIME")
-    return Table(headers, rows) if rows else ""
+    return Table(headers, rows)
 
 
 def _row(gpu: ListedGPU) -> tuple[Lines | Cell, ...]:
@@ -77,9 +65,9 @@ def _row(gpu: ListedGPU) -> tuple[Lines | Cell, ...]:
         "" if gpu.minor is None else f"nvidia{gpu.minor}",
         numa_text(gpu.numa),
         Cell("unhealthy", "red") if gpu.fault else Cell("healthy", "green"),
-        [each.resource for each in gpu.offered],
-        [str(each.ids) for each in gpu.offered],
-        [str(each.held) for each in gpu.offered],
+        [offer.resource for offer in gpu.offered],
+        [str(offer.ids) for offer in gpu.offered],
+        [str(offer.held) for offer in gpu.offered],
         free,
         _nearest(gpu),
     )

@@ -5,11 +5,9 @@ import os
 import sys
 import time
 
-import msgspec
-
 from base.paths import Paths
-from base.text import printable
-from cli import cluster_ipam
+from cli import cluster_ipam, output
+from cli.output import Table
 from cni.attachments import node_facts
 from cni.spec.errors import CNIError, Code, invalid_config
 from ipam.addresses import parse, text
@@ -20,16 +18,15 @@ from ipam.store.sqlite_store import SqliteStore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands with their options, each with the function that runs it."""
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     listing = commands.add_parser("list", help="every reservation of this node")
-    listing.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    output.add_option(listing)
     listing.set_defaults(run=_list)
 
     show = commands.add_parser("show", help="who holds an address")
     show.add_argument("address")
-    show.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    output.add_option(show)
     show.set_defaults(run=_show)
 
     release = commands.add_parser("release", help="free an address by hand")
@@ -49,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a subcommand; the exit code."""
     if getattr(arguments, "cluster", False):
         return cluster_ipam.run(arguments)
     try:
@@ -63,23 +59,19 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _store(paths: Paths) -> SqliteStore:
-    return SqliteStore(paths.ipam, paths.boot_id())
-
-
 def _existing(paths: Paths) -> SqliteStore:
-    """The store, for commands that must not make one in a directory that is not this node's.
+    """The store, which an agent makes with its first address.
 
-    CNIError 5. An agent makes the store with its first address.
+    Raises CNIError 5 in a directory that is not this node's, where no command may make a store.
     """
     files = (paths.ipam / DATABASE, paths.ipam / WAL, paths.agent_lock)
     if not any(path.exists() for path in files):
         raise CNIError(
             Code.IO_FAILURE,
-            f"there is no address store in {paths.ipam}: run this on a node of podfabric, in the "
+            f"{paths.ipam} has no address store: run this on a node of podfabric, in the "
             "container of its agent, or name the node's state directory in PODFABRIC_STATE",
         )
-    return _store(paths)
+    return SqliteStore(paths.ipam, paths.boot_id())
 
 
 def _list(arguments: argparse.Namespace, paths: Paths) -> int:
@@ -117,7 +109,7 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
             "see that it is gone, and add --force",
         )
     store.forget(holders[0])
-    _say(f"released {holders[0].address}, held by {holders[0].holder}")
+    output.show(f"released {holders[0].address}, held by {holders[0].holder}")
     return 0
 
 
@@ -129,12 +121,12 @@ def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
         _existing(paths)
     if arguments.rebuild:
         for unseen in facts.unseen:
-            _say(f"not looked at: {unseen}")
-        repair.rebuild(directory, _say)
+            output.show(f"not looked at: {unseen}")
+        repair.rebuild(directory, output.show)
         with node_facts.store_of(paths).transaction():
-            pass  # it looks at the node
-    sound = repair.check(directory, _say, facts)
-    _say(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
+            pass  # the first transaction fills the store from the node
+    sound = repair.check(directory, output.show, facts)
+    output.show(f"the address store in {directory} is {'sound' if sound else 'NOT sound'}")
     return 0 if sound else 1
 
 
@@ -146,30 +138,23 @@ def _holders(text_of_address: str, store: SqliteStore) -> list[Reservation]:
     return [held for held in store.reservations() if held.address == address]
 
 
-def _print(reservations: list[Reservation], output: str, boot: str) -> None:
-    if output == "json":
-        sys.stdout.write(f"{msgspec.json.encode(reservations).decode()}\n")
+def _print(reservations: list[Reservation], form: str, boot: str) -> None:
+    if form == "json":
+        output.document(reservations)
         return
-    header = ("ADDRESS", "RANGE", "POD", "NETWORK", "INTERFACE", "CONTAINER", "SINCE", "BOOT")
-    rows = [header, *(tuple(map(printable, _row(held, boot))) for held in reservations)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(f"{'  '.join(cells).rstrip()}\n")
+    headers = ("ADDRESS", "RANGE", "POD", "NETWORK", "INTERFACE", "CONTAINER", "SINCE", "BOOT")
+    rows = [_row(held, boot) for held in reservations]
+    output.show(Table(headers, rows) or "this node has no reservation")
 
 
 def _row(reservation: Reservation, boot: str) -> tuple[str, ...]:
     return (
         reservation.address,
         reservation.range,
-        reservation.pod_name or "-",
+        reservation.pod_name,
         reservation.network,
         reservation.ifname,
         reservation.container_id[:13],
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(reservation.since)),
         "this" if reservation.boot == boot else "earlier",
     )
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{printable(line)}\n")

@@ -1,7 +1,7 @@
 """The output of commands: tables for people, JSON for programs.
 
-Tenants name interfaces and networks. What is shown has its unprintable characters escaped, line
-ends too, so that no name can control a terminal, add a line or change the direction of writing.
+Tenants name interfaces and networks. Unprintable characters and line ends are escaped, so that no
+name can control a terminal, add a line or change the direction of writing.
 """
 
 import argparse
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 FORMS = ("table", "json")
 _WIDE = 4000  # columns: rows are not folded
 
-Lines = str | Sequence[str]
-"""One line, or several."""
+Lines = str | Sequence[str]  # one line, or several
 
 
 class Cell(NamedTuple):
@@ -42,21 +41,22 @@ class Table(msgspec.Struct, frozen=True):
     rows: Sequence[Sequence[Lines | Cell]]
     folded: bool = False
 
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--output`."""
     parser.add_argument(
         "-o", "--output", choices=FORMS, default="table", help="json is for programs"
     )
 
 
 def document(value: object) -> None:
-    """Print a value for programs, as JSON."""
     sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value), indent=2).decode()}\n")
 
 
 def show(*parts: Table | Lines) -> None:
-    """Print tables and paragraphs, separated by empty lines. Empty paragraphs are left out."""
+    """Print tables and paragraphs, separated by empty lines. Empty ones are left out."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`podfabric policy`: what the rules of a policy say of definitions, before a pod asks."""
+"""`podfabric policy`: which definitions the rules of a policy allow, before a pod uses them."""
 
 import argparse
 import sys
@@ -33,28 +33,26 @@ _NOTE = "Devices, and what only a node knows of them, are compared when a pod is
 
 
 class WrittenDefinition(msgspec.Struct, frozen=True):
-    """A NetworkAttachmentDefinition: its namespace, its name, and its `spec.config`."""
-
     namespace: str
     name: str
     config: str
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rules say of one plugin of a definition, for the pods of a namespace."""
+    """The verdict on one plugin of a definition, for the pods of a namespace."""
 
     definition: str
     namespace: str
     plugin: str
     allowed: bool
-    rules: tuple[str, ...] = ()  # that allow it; of what is refused, those that were left before
+    rules: tuple[str, ...] = ()  # that allow it; of a refusal, the last rules that still matched
     key: str = ""
     value: str = ""
     said: str = ""  # the error that a pod would get
 
 
 class CheckInput:
-    """What files have: definitions, rules, and the labels of namespaces."""
+    """The content of the files: definitions, rules, and the labels of namespaces."""
 
     def __init__(self) -> None:
         self.definitions: list[WrittenDefinition] = []
@@ -63,7 +61,7 @@ class CheckInput:
         self.node = Policy()  # of a config.yaml
 
     def read(self, path: Path) -> None:
-        """Add what a file holds. Raises DocumentError, OSError."""
+        """Add the content of a file. Raises DocumentError, OSError."""
         for index, document in enumerate(_documents(path)):
             self._take(documents.mapping(document, str(path)), f"{path}[{index}]")
 
@@ -93,12 +91,11 @@ class CheckInput:
 
     @property
     def policy(self) -> Policy:
-        """The rules that were found, behind those of a config.yaml."""
+        """The rules of a config.yaml, then those of FabricPolicies."""
         return msgspec.structs.replace(self.node, rules=(*self.node.rules, *self.rules))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     check = actions.add_parser("check", help="what rules would allow and refuse")
     check.add_argument(
@@ -121,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdicts; 1 if something is refused or cannot be read."""
+    """Print the verdicts; 1 if a plugin is refused or a file cannot be read."""
     found = CheckInput()
     try:
         for path in arguments.files:
@@ -159,13 +156,12 @@ def _show(judged: Sequence[Verdict]) -> None:
 
 
 def _documents(path: Path) -> Iterator[object]:
-    """The documents of a file, YAML or JSON. Raises DocumentError, OSError."""
     import yaml
 
     content = documents.read(path)
     try:
         # Not CSafeLoader: see base.documents.decode.
-        yield from (each for each in yaml.safe_load_all(content) if each is not None)
+        yield from (it for it in yaml.safe_load_all(content) if it is not None)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         text = " ".join(str(error).split())
         raise DocumentError(f"{path}: neither YAML nor JSON: {text}") from None
@@ -177,9 +173,9 @@ def verdicts(
     labels: Mapping[str, Mapping[str, str]],
     namespaces: Sequence[str] = (),
 ) -> list[Verdict]:
-    """Of each definition, for the pods of its own namespace, and of `namespaces`.
+    """The verdicts on each definition, for pods of its own namespace, and of `namespaces`.
 
-    `labels` are those of the namespaces that are known.
+    `labels` has the labels of known namespaces.
     """
     return [
         verdict
@@ -208,33 +204,30 @@ def _of_definition(
                 network=definition.name,
                 config=decode(msgspec.json.encode(config)),
             )
-            left = _judged(plugin, request, allowed)
-            yield verdict(plugin=plugin, allowed=True, rules=left.titles())
+            matched = _judged(plugin, request, allowed)
+            yield verdict(plugin=plugin, allowed=True, rules=matched.titles())
     except CNIError as error:
         refused = verdict(plugin=plugin, allowed=False, said=error.message)
         if isinstance(error, NotAllowed):
-            told = {"rules": error.rules, "key": error.key, "value": error.value}
-            refused = msgspec.structs.replace(refused, **told)
+            refused = msgspec.structs.replace(
+                refused, rules=error.rules, key=error.key, value=error.value
+            )
         yield refused
 
 
 def _plugins(definition: WrittenDefinition) -> list[dict[str, Any]]:
-    """The configurations of a definition's plugins, as a runtime passes them."""
     whole = decode(definition.config.encode()).keys
     shared = {key: whole[key] for key in ("cniVersion",) if key in whole}
     listed = whole.get("plugins")
     if not isinstance(listed, list):
         return [whole]
-    return [
-        {**each, **shared, "name": definition.name} for each in listed if isinstance(each, dict)
-    ]
+    return [{**one, **shared, "name": definition.name} for one in listed if isinstance(one, dict)]
 
 
 def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
-    """What is left of the allowance. CNIError 7 and 121."""
+    """The allowance after all checks. Raises CNIError 7 and 121."""
     if plugin == "ipoib":
-        wanted = ipoib_options.read(request)
-        return _addresses(request, ipoib_options.allowed(wanted, allowed))
+        return _addresses(request, ipoib_options.allowed(ipoib_options.read(request), allowed))
     if plugin in SRIOV:
         options = sriov_options.read(request, needs_device=False)
         return _addresses(request, vf_policy.by_options(options, allowed))
@@ -247,8 +240,7 @@ def _addresses(request: Request, allowed: Allowance) -> Allowance:
     config = request.config.ipam
     if not config.type:
         return allowed
-    allowed = address_policy.of_type(allowed, config.type)
     if config.type in (OURS, *TAKEN_OVER):
+        allowed = address_policy.of_type(allowed, config.type)
         return address_policy.of_configuration(allowed, *store_choice.declared(request))
-    require_allowed(config, allowed)
-    return allowed
+    return require_allowed(config, allowed)

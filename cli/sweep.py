@@ -1,4 +1,4 @@
-"""`podfabric sweep`: what the agent does each minute, for a node without one."""
+"""`podfabric sweep`: the agent's sweep of each minute, for a node without an agent."""
 
 import argparse
 import os
@@ -16,12 +16,10 @@ from policy import stored_policies
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command has no options of its own."""
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Remove the attachments of dead sandboxes; the exit code."""
     try:
         paths = Paths.from_environ(os.environ)
         procfs.use(paths.proc)

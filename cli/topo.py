@@ -10,7 +10,6 @@ from base.paths import Paths
 from cli import output
 from cli.node.state import ThisNode, gpu_label, numa_text, rdma_label
 from cli.output import Cell, Lines, Table
-from host.sysfs.discovery import HCA
 from host.sysfs.topology import Distance
 
 _LEGEND = (
@@ -29,8 +28,6 @@ _STYLES = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "S
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU or an HCA."""
-
     label: str  # "GPU0", "mlx5_0"
     kind: Literal["gpu", "hca"]
     address: str
@@ -49,14 +46,12 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this command."""
     output.add_option(parser)
-    parser.add_argument("--all", action="store_true", help="also VFs and SFs, beside their PFs")
+    parser.add_argument("--all", action="store_true", help="also VFs and SFs, next to their PFs")
     parser.set_defaults(main=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the matrix; the exit code."""
     node = ThisNode(Paths.from_environ(os.environ))
     drawn = picture(node, everything=arguments.all)
     if arguments.output != "table":
@@ -64,7 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     elif drawn.devices:
         output.show(_matrix(drawn), _near(drawn), _LEGEND_TEXT, _notes(drawn))
     else:
-        output.show(_notes(drawn) or _nothing(node.paths))
+        nothing = (
+            f"no GPU and no HCA was found below {node.paths.sys} and {node.paths.proc}: does "
+            "`lspci` show the HCA, and is its driver loaded (mlx5_ib, `ls /sys/class/infiniband`)? "
+            "For GPUs, does /proc/driver/nvidia/gpus exist, which the NVIDIA driver creates?"
+        )
+        output.show(_notes(drawn) or nothing)
     return 0
 
 
@@ -83,7 +83,6 @@ def _matrix(drawn: Picture) -> Table:
 
 
 def _near(drawn: Picture) -> Lines:
-    """For each GPU the HCAs within reach of GPUDirect RDMA."""
     gpus = [device.label for device in drawn.devices if device.kind == "gpu"]
     hcas = [device.label for device in drawn.devices if device.kind == "hca"]
     if not gpus or not hcas:
@@ -107,16 +106,7 @@ def _notes(drawn: Picture) -> Lines:
     return notes
 
 
-def _nothing(paths: Paths) -> str:
-    return (
-        f"no GPU and no HCA was found below {paths.sys} and {paths.proc}: does `lspci` show the "
-        "HCA, and is its driver loaded (mlx5_ib, `ls /sys/class/infiniband`)? For GPUs, does "
-        "/proc/driver/nvidia/gpus exist, which the NVIDIA driver creates?"
-    )
-
-
 def picture(node: ThisNode, *, everything: bool = False) -> Picture:
-    """The GPUs and HCAs of a node, with VFs and SFs if `everything` is set."""
     topology = node.topology
     devices = []
     for gpu in node.gpus:
@@ -132,7 +122,12 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
     without = [hca for hca in hcas if not hca.address]
     for hca in hcas:
         if hca not in hidden and hca not in without:
-            devices.append(_hca(hca))
+            label, numa = rdma_label(hca), hca.numa
+            devices.append(
+                TopologyDevice(
+                    label=label, kind="hca", address=hca.address, netdevs=hca.netdevs, numa=numa
+                )
+            )
     return Picture(
         devices=tuple(devices),
         distances={
@@ -141,14 +136,4 @@ def picture(node: ThisNode, *, everything: bool = False) -> Picture:
         },
         not_shown=tuple(hca.id for hca in hidden),
         without_place=tuple(hca.id for hca in without),
-    )
-
-
-def _hca(hca: HCA) -> TopologyDevice:
-    return TopologyDevice(
-        label=rdma_label(hca),
-        kind="hca",
-        address=hca.address,
-        netdevs=hca.netdevs,
-        numa=hca.numa,
     )

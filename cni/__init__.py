@@ -1,1 +1,1 @@
-"""What a container runtime talks to: the CNI protocol and the plugins that speak it."""
+"""The CNI plugins: the protocol, the plugins and their launcher. A container runtime calls them."""

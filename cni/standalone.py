@@ -1,9 +1,9 @@
 """The executables of the plugins, without an agent: each works on the node's files.
 
-An agent that serves holds the lock `Paths.agent_lock`. An executable shares it with other
-executables until its process ends, so an agent that starts waits for running calls.
+An agent holds the lock `Paths.agent_lock`. An executable shares the lock with other executables
+until its process ends, so a starting agent waits for running calls.
 
-Every call pays for imports, so an executable imports its plugin when a verb needs it.
+Every call pays for imports, so an executable imports its plugin only if a verb needs it.
 """
 
 from cni.spec.entry import main as serve
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 def ipoib() -> None:
-    """The executable `ipoib`."""
-
     def load() -> "Plugin":
         from cni.ipoib.plugin import IPoIB
 
@@ -26,8 +24,6 @@ def ipoib() -> None:
 
 
 def sriov() -> None:
-    """The executable `sriov`."""
-
     def load() -> "Plugin":
         from cni.sriov.plugin import Sriov
 
@@ -37,8 +33,6 @@ def sriov() -> None:
 
 
 def rdma() -> None:
-    """The executable `rdma`."""
-
     def load() -> "Plugin":
         from cni.rdma.plugin import Rdma
 
@@ -48,11 +42,9 @@ def rdma() -> None:
 
 
 def ipam() -> None:
-    """The executable `podfabric-ipam`."""
-
     def load() -> "Plugin":
         from cni.attachments import node_facts
-        from ipam.executable import IpamExecutable
+        from ipam.plugin import IpamExecutable
         from policy import stored_policies
 
         node = paths()
@@ -64,7 +56,7 @@ def ipam() -> None:
 
 
 def paths() -> "Paths":
-    """The node's files. CNIError 114 if an agent owns them, 5 if that cannot be seen."""
+    """The node's files. Raises CNIError 114 if an agent owns them, 5 if the lock fails."""
     import os
 
     from base import locks

@@ -1,12 +1,12 @@
 """The RDMA device plugin: finds HCAs, offers them to the kubelet in pools, records allocations.
 
-- `service` runs `plugin`, which ties the parts together.
+- `service` runs `plugin`, which connects the parts.
 - `inventory` reads the HCAs, `health` judges their ports, `pools` assigns HCAs to pools.
 - `availability` decides which device ids may be allocated.
 - `pool_service` answers the kubelet's calls for one pool; the protocol is in `kubelet`.
-- `allocate` makes what a container gets; `ledger` records it in the `checkpoint`.
+- `allocate` makes the answer for a container; `ledger` records it in the `checkpoint`.
 - `reconcile` compares the ledger with the kubelet's records; `current` compares device numbers.
-- `pod_devices` and `devices_for_pods` tell the CNI plugins which HCAs pods have.
+- The CNI plugins read `pod_devices` and `devices_for_pods`: which HCAs pods have.
 """
 
 import os

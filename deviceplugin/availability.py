@@ -1,7 +1,7 @@
-"""Which device ids of a pool may be allocated now, and why the others may not.
+"""Which device ids of a pool may be allocated now, and why the remaining ones may not.
 
 An id is available while its HCA is healthy, as far as the pool's holders need that, and no other
-holder excludes the use of that HCA. `health` says what is wrong with ports.
+holder excludes the use of that HCA. `health` judges the ports.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,25 +25,28 @@ def unavailable(
 ) -> dict[str, str]:
     """The ids that may not be allocated, with the reason.
 
-    `reports` come from `Health` and cover all HCAs; with None only other holders count, and
+    `reports` come from `Health` and cover all HCAs. With `None` only other holders count, and
     outdated nodes of an id's own holder. `held` has the pool's allocations by id; `elsewhere` comes
     from `held_elsewhere`. An id of several HCAs needs one that is healthy: its holder gets the
     healthy ones.
     """
     taken = {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
     faults: dict[str, str | None] = {}
-    away: set[str] = set()
+    away: dict[str, str] = {}
     if reports is not None:
         faults = {hca.id: fault(pool, hca, reports) for hca in pool.hcas}
         # In the RDMA subsystem's exclusive mode an RDMA device moves with its holder's interface.
-        away = {hca.id for hca in pool.hcas if _is_away(pool, hca)}
+        away = {
+            hca.id: f"the RDMA device of {hca.id} is in another network namespace: it is back when "
+            "that is gone"
+            for hca in pool.hcas
+            if hca.rdma_names and not hca.rdma and gives_uverbs(pool, hca)
+        }
     result: dict[str, str] = {}
     for slot in pool.slots:
-        not_its_own = away if slot.id not in held else ()
+        not_its_own = away if slot.id not in held else {}
         reasons = [
-            taken.get(hca_id)
-            or faults.get(hca_id)
-            or (_away(hca_id) if hca_id in not_its_own else None)
+            taken.get(hca_id) or faults.get(hca_id) or not_its_own.get(hca_id)
             for hca_id in slot.hcas
         ]
         stale = _stale(pool, held[slot.id]) if slot.id in held else None
@@ -53,10 +56,10 @@ def unavailable(
 
 
 def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
-    """The HCAs that this pool must not allocate since another resource has, with the reason.
+    """The HCAs that this pool must not allocate because another resource has, with the reason.
 
-    For a pool of mode "exclusive" these are all HCAs that another resource has allocated, for
-    other pools only those whose holder has them alone.
+    For a pool of mode "exclusive" these are all HCAs that another resource has allocated, for other
+    pools only those whose holder has them alone.
     """
     reasons: dict[str, str] = {}
     for allocation in allocations:
@@ -70,7 +73,7 @@ def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, s
 
 
 def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None:
-    """What is wrong with an HCA for a holder of the pool's; None if nothing is."""
+    """Why an HCA does not work for a holder of the pool, or `None`."""
     report = reports.get(hca.id)
     if report == GONE:
         return report
@@ -87,7 +90,7 @@ def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None
 
 
 def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> bool:
-    """Whether the health of an HCA is that of its own ports, not of its PF's or of none.
+    """Whether the health of an HCA depends on its own ports, not on those of its PF or on none.
 
     A VF or SF of an exclusive pool is set up when it is attached to its pod. Until then its port is
     DOWN: a RoCE port follows its interface, an InfiniBand port has no GUID yet. The link is the
@@ -103,7 +106,7 @@ def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> 
 def changes(
     pool: Pool, before: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    """What changed between two results of `unavailable`: ids, and the reason, None if available.
+    """The differences between two results of `unavailable`: ids, and the reason or `None`.
 
     The ids of an HCA with the same reason are one item.
     """
@@ -133,21 +136,11 @@ def _is_held_by(hca_id: str, holder: str) -> str:
     return f"{hca_id} is held by {holder}: it is free when that pod is gone"
 
 
-def _is_away(pool: Pool, hca: HCA) -> bool:
-    return bool(hca.rdma_names) and not hca.rdma and gives_uverbs(pool, hca)
-
-
-def _away(hca_id: str) -> str:
-    return (
-        f"the RDMA device of {hca_id} is in another network namespace: it is back when that is gone"
-    )
-
-
 def _stale(pool: Pool, allocation: Allocation) -> str | None:
-    """Why the holder's device nodes are not the HCA's any more; None if they are.
+    """Why the holder's device nodes no longer belong to the HCA, or `None` if they do.
 
-    The kubelet gives a container that restarts the nodes of the first start, which may be another
-    HCA's by now. A CDI name stands for the nodes of the moment.
+    The kubelet gives a restarted container the nodes of its first start, which may be another HCA's
+    now. A CDI name stands for the current nodes.
     """
     if pool.config.cdi:
         return None
@@ -166,15 +159,15 @@ def _stale(pool: Pool, allocation: Allocation) -> str | None:
 class StartupGrace:
     """Lists ids that containers already hold as healthy while the node's hardware still starts up.
 
-    A node that boots starts its pods again before drivers are loaded, links are trained, subnet
-    managers have configured ports, and interfaces are up. The kubelet rejects for good a pod with
-    an unhealthy id. So for the first minute such an id is listed as healthy, unless it was
-    available once and is not any more. A port that is DOWN (Polling) may be training or may have no
-    cable; only time tells. Nothing is allocated because of it: the kubelet does not call Allocate
+    A node that boots restarts its pods before drivers are loaded, links are trained, subnet
+    managers have configured ports, and interfaces are up. The kubelet rejects a pod with an
+    unhealthy id for good. So for the first minute such an id is listed as healthy, unless it has
+    become unavailable again. A port that is DOWN (Polling) may be training or may lack a cable;
+    only time shows which. Nothing is allocated because of this: the kubelet does not call Allocate
     for devices that a container already has, and Allocate checks the real state.
 
-    For the allocations in `held` at the time `began` (time.monotonic()). Not thread-safe.
-    Sources: kubernetes issues 109595 and 125579.
+    `held` are the allocations at the time `began` (time.monotonic()). Not thread-safe. Sources:
+    kubernetes issues 109595 and 125579.
     """
 
     def __init__(self, held: Collection[AllocationKey], began: float) -> None:
@@ -183,7 +176,7 @@ class StartupGrace:
 
     @property
     def pending(self) -> bool:
-        """Some listings will change by time alone."""
+        """Whether listings will change without another event."""
         return bool(self._waiting)
 
     def expected_at_start(
@@ -196,7 +189,7 @@ class StartupGrace:
     ) -> frozenset[str]:
         """The unavailable ids of a pool that are listed as healthy for now.
 
-        `now_unavailable` is what `unavailable` tells now, with these arguments.
+        `now_unavailable` is the current result of `unavailable` with these arguments.
         """
         if now >= self._end:
             self._waiting.clear()

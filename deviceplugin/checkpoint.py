@@ -1,8 +1,8 @@
 """The allocation checkpoint: which HCAs and GPUs the kubelet's containers hold.
 
 docs/checkpoint.md describes every field for other programs. The device plugin replaces the file
-before it answers the kubelet's Allocate; the CNI plugins read it. Device numbers are those of the
-time of the allocation: after a driver reload they may belong to another HCA.
+before it answers the kubelet's Allocate; the CNI plugins read the file. Device numbers are those at
+the time of the allocation: after a driver reload they may belong to another HCA.
 """
 
 import errno
@@ -12,20 +12,20 @@ from itertools import chain
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from base import decoding, files
 from base.paths import Paths
 from base.types import DeviceId
 
 VERSION = 1
-NOTHING: Mapping[str, Sequence[str]] = {}
 
 AllocationKey = tuple[str, DeviceId]
 """A resource and a device id of it, which the kubelet gives to one container at a time."""
 
 
 class CheckpointDamaged(Exception):
-    """The file cannot be used. The text names it and says why and what to do."""
+    """The file cannot be used. The text names the file, the reason and the remedy."""
 
 
 class CheckpointUnreadable(CheckpointDamaged):
@@ -33,8 +33,6 @@ class CheckpointUnreadable(CheckpointDamaged):
 
 
 class AllocatedNode(msgspec.Struct, frozen=True):
-    """A device node in the container."""
-
     path: str  # "/dev/infiniband/uverbs0"
     major: int
     minor: int
@@ -48,7 +46,7 @@ class AllocatedPort(msgspec.Struct, frozen=True, kw_only=True):
     guid: str
     pkeys: tuple[int, ...]
     netdevs: tuple[str, ...]
-    umad: AllocatedNode | None = None  # None if the container did not get it
+    umad: AllocatedNode | None = None  # `None` if the container did not get it
     issm: AllocatedNode | None = None
 
 
@@ -61,8 +59,6 @@ class AllocatedRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocatedHCA(msgspec.Struct, frozen=True, kw_only=True):
-    """An HCA that a container got."""
-
     id: str  # as host.sysfs.discovery.HCA.id
     address: str
     netdevs: tuple[str, ...]
@@ -70,17 +66,16 @@ class AllocatedHCA(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container has of a GPU by one device id."""
+    """The part of a GPU that a container holds by one device id."""
 
-    uuid: str  # "GPU-…"; "" if the id is not bound to a GPU yet, or if the driver told none
-    bdf: str  # "0000:1a:00.0"; "" if the id is not bound to a GPU yet
-    minor: int  # N in /dev/nvidiaN; -1 if the id is not bound to a GPU yet
-    memory_bytes: int = 0  # of its memory, by this id; 0: no limit in a pool of replicas
-    compute_share: float = 0.0  # of its time, from 0 to 1, by this id; 0 as above
+    # Before the id is bound to a GPU, these are "", "" and -1.
+    uuid: str  # "GPU-…"; "" also if the driver reported none
+    bdf: str  # "0000:1a:00.0"
+    minor: int  # N in /dev/nvidiaN
+    memory_bytes: int = 0  # of its memory, by this id; 0 in a pool of replicas: no limit
+    compute_share: float = 0.0  # of its time, from 0 to 1, by this id; 0 likewise
     slot: str = ""  # the first of the container's ids of the resource; "" for time of a GPU
-    group: str = (
-        ""  # the group whose limits they are (gpu/limits/groups.py); "" before the first start
-    )
+    group: str = ""  # with the limits (gpu/limits/groups.py); "" before the first start
 
     @property
     def open(self) -> bool:
@@ -93,7 +88,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: str
     id: DeviceId  # as the kubelet has it
-    # One HCA; in mode "all" every HCA of the pool; none if it was adopted and the HCA is unknown.
+    # One HCA. In mode "all": every HCA of the pool. Empty if adopted and the HCA is unknown.
     devices: tuple[AllocatedHCA, ...]
     time: str  # "2026-11-21T19:12:56Z"
     boot_id: str
@@ -102,24 +97,21 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> AllocationKey:
-        """Resource and device id."""
         return self.resource, self.id
 
     @property
     def exclusive(self) -> bool:
-        """Whether the holder has its HCA alone: the id of an HCA means the whole of it."""
+        """Whether the holder has its HCA alone: the id is then the HCA's own id."""
         return [device.id for device in self.devices] == [self.id]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file says."""
-
     allocations: tuple[Allocation, ...] = ()
     offered: dict[str, tuple[str, ...]] = {}  # the HCA ids of each pool, by resource
 
 
 class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocation in the file. Many have the same devices, which are therefore stored once."""
+    """An allocation in the file. Many allocations share devices, so the file stores each once."""
 
     resource: str
     id: DeviceId
@@ -131,8 +123,6 @@ class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The file."""
-
     version: int
     hcas: dict[str, AllocatedHCA]
     allocations: tuple[StoredAllocation, ...]
@@ -140,7 +130,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodedAllocation(NamedTuple):
-    """An allocation as the file has it. Encoded once, since most do not change between writes."""
+    """An encoded allocation. Kept, since most do not change between two writes."""
 
     stored: msgspec.Raw
     hcas: tuple[tuple[str, msgspec.Raw], ...]  # items of CheckpointFile.hcas
@@ -150,17 +140,8 @@ class _CheckpointVersion(msgspec.Struct):
     version: int = 0
 
 
-class _Encoded(msgspec.Struct):
-    """A CheckpointFile of encoded parts."""
-
-    version: int
-    hcas: Mapping[str, msgspec.Raw]
-    allocations: Sequence[msgspec.Raw]
-    offered: Mapping[str, Sequence[str]]
-
-
 def read(paths: Paths) -> Checkpoint:
-    """Read the checkpoint; an empty one if there is no file. Raises CheckpointDamaged."""
+    """Read the checkpoint. Without a file it is empty. Raises CheckpointDamaged."""
     try:
         content = files.read(str(paths.checkpoint))
     except FileNotFoundError:
@@ -174,58 +155,42 @@ def read(paths: Paths) -> Checkpoint:
         version = decoding.decode(content, _CheckpointVersion).version
         if version == VERSION:
             return _resolved(decoding.decode(content, CheckpointFile))
+        problem = f"has version {version}, this podfabric reads version {VERSION}"
     except msgspec.MsgspecError as error:
-        raise CheckpointDamaged(f"{paths.checkpoint}: {error}: {_remedy(paths)}") from None
+        problem = str(error)
     except KeyError as key:
-        raise CheckpointDamaged(
-            f'{paths.checkpoint}: "hcas" has no {key}: {_remedy(paths)}'
-        ) from None
+        problem = f'"hcas" has no {key}'
     raise CheckpointDamaged(
-        f"{paths.checkpoint}: has version {version}, this podfabric reads version {VERSION}: "
-        f"{_remedy(paths)}"
+        f"{paths.checkpoint}: {problem}: remove {paths.checkpoint} and restart the agent, which "
+        "asks the kubelet for what is allocated"
     )
 
 
 def encode(allocation: Allocation) -> EncodedAllocation:
-    """An allocation for `write`."""
     hcas = {}
     for device in allocation.devices:
         content = msgspec.json.encode(device)
         digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         hcas[f"{device.id}@{digest}"] = msgspec.Raw(content)
-    stored = StoredAllocation(
-        resource=allocation.resource,
-        id=allocation.id,
-        devices=tuple(hcas),
-        time=allocation.time,
-        boot_id=allocation.boot_id,
-        adopted=allocation.adopted,
-        gpu=allocation.gpu,
-    )
-    return EncodedAllocation(msgspec.Raw(msgspec.json.encode(stored)), tuple(hcas.items()))
+    stored = msgspec.json.encode(asdict(allocation) | {"devices": tuple(hcas)})
+    return EncodedAllocation(msgspec.Raw(stored), tuple(hcas.items()))
 
 
 def write(
     paths: Paths,
     allocations: Sequence[EncodedAllocation],
-    offered: Mapping[str, Sequence[str]] = NOTHING,
+    offered: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Replace the file. Its content is on disk when this returns, and `recover` finds it there.
+    """Replace the file. The content is on disk when this returns, and `recover` finds it there.
 
     `offered` has the HCA ids of each pool, by resource. Only the node's one device plugin may call
-    this. Raises OSError: then a reader finds the old file.
+    this. Raises OSError; readers then find the old file.
     """
     hcas = dict(chain.from_iterable(allocation.hcas for allocation in allocations))
-    content = msgspec.json.encode(
-        _Encoded(
-            version=VERSION,
-            hcas=hcas,
-            allocations=[allocation.stored for allocation in allocations],
-            offered=offered,
-        )
-    )
-    # A wait for the directory, too, would be a third of an Allocate.
-    files.write_atomically(paths.checkpoint, content, durable=False)
+    stored = [allocation.stored for allocation in allocations]
+    file = {"version": VERSION, "hcas": hcas, "allocations": stored, "offered": offered or {}}
+    # Waiting for the directory as well would take a third of an Allocate.
+    files.write_atomically(paths.checkpoint, msgspec.json.encode(file), durable=False)
 
 
 def recover(paths: Paths) -> None:
@@ -249,24 +214,9 @@ def _is_whole(content: bytes) -> bool:
 
 
 def _resolved(file: CheckpointFile) -> Checkpoint:
-    """The file's content with the devices in the allocations. Raises KeyError."""
+    """Put the devices into the allocations. Raises KeyError."""
     allocations = tuple(
-        Allocation(
-            resource=stored.resource,
-            id=stored.id,
-            devices=tuple(file.hcas[key] for key in stored.devices),
-            time=stored.time,
-            boot_id=stored.boot_id,
-            adopted=stored.adopted,
-            gpu=stored.gpu,
-        )
+        Allocation(**asdict(stored) | {"devices": tuple(file.hcas[key] for key in stored.devices)})
         for stored in file.allocations
     )
     return Checkpoint(allocations=allocations, offered=file.offered)
-
-
-def _remedy(paths: Paths) -> str:
-    return (
-        f"remove {paths.checkpoint} and restart the agent, which asks the kubelet for what is "
-        "allocated"
-    )

@@ -1,8 +1,8 @@
-"""Whether a container's uverbs nodes are still those of the HCA that it was given.
+"""Whether a container's uverbs nodes still belong to the HCA that it was given.
 
-The kernel numbers uverbs devices in the order of their registration. After an HCA's driver was
-loaded again its number may be another one, and the old number may be another HCA's: the container
-still has the old node. This is the only place that decides it.
+The kernel numbers uverbs devices in the order of their registration. After a driver reload an HCA
+may have another number, and its old number may be another HCA's: the container still has the old
+node. Only this module decides that.
 """
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice
 from host.sysfs.discovery import HCA
 
-Uverbs = tuple[str, int, int]
-"""A uverbs device: name, major, minor, as in ("uverbs0", 231, 192)."""
+Uverbs = tuple[str, int, int]  # name, major, minor, as in ("uverbs0", 231, 192)
 
 
 def outdated(
     allocated: AllocatedHCA, now: Mapping[str, Uverbs], *, complete: bool = True
 ) -> AllocatedRdmaDevice | None:
-    """The first RDMA device whose uverbs node, as the holder has it, is not the HCA's any more.
+    """The first RDMA device whose uverbs node, as the holder has it, no longer belongs to the HCA.
 
     `now` has the HCA's uverbs devices by the names of their RDMA devices, all of them if
-    `complete`. None if all nodes are current, or if `now` is empty: then nothing can be said.
+    `complete`. Returns `None` if all nodes are current, or if `now` is empty: then nothing can be
+    decided.
     """
     if not now:
         return None
@@ -29,7 +29,7 @@ def outdated(
     for rdma in compared:
         if uverbs_of(rdma) != now[rdma.name]:
             return rdma
-    # The RDMA device may have another name by now: then its number must be one of the HCA's.
+    # A renamed RDMA device must have one of the HCA's numbers.
     numbers = set(now.values())
     lost = [rdma for rdma in given if rdma.name not in now and uverbs_of(rdma) not in numbers]
     if lost and (complete or lost == given):
@@ -38,7 +38,7 @@ def outdated(
 
 
 def uverbs_of(rdma: AllocatedRdmaDevice) -> Uverbs | None:
-    """The uverbs device of a checkpoint's RDMA device; None if the holder was given none."""
+    """The uverbs device of a checkpoint's RDMA device, or `None` if the holder got none."""
     node = rdma.uverbs
     return None if node is None else (node.path.rpartition("/")[2], node.major, node.minor)
 
@@ -53,6 +53,6 @@ def uverbs_now(hca: HCA) -> dict[str, Uverbs]:
 
 
 def is_as_recorded(allocated: AllocatedHCA, hca: HCA) -> bool:
-    """Whether the HCA has every uverbs device that the checkpoint's entry names, by its number."""
+    """Whether the HCA has every uverbs device of the checkpoint's entry, with its number."""
     now = set(uverbs_now(hca).values())
     return all(uverbs_of(rdma) in now for rdma in allocated.rdma if rdma.uverbs is not None)

@@ -1,8 +1,8 @@
 """Which devices of this node are for pods: a pool offers them, or a pod holds them.
 
 The sources are the device plugin's checkpoint and the kubelet's own, which has the ids of all
-device plugins of the node. Attaching such a device to another pod would take it from its holder,
-or from the pool. This module only reads.
+device plugins of the node. Attaching such a device to another pod would take it from its holder, or
+from the pool. This module only reads.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
 
 
 def assigned(paths: Paths, ours: Checkpoint | None = None) -> Assigned:
-    """What is assigned now; nothing if the node has neither a kubelet nor our checkpoint.
+    """The devices that are assigned now; none if the node has neither a kubelet nor our checkpoint.
 
     An id that names no device, such as "17", counts only if our checkpoint has its devices. `ours`
     is that checkpoint, for a caller that has read it. Raises Unknown if a record that exists, or
@@ -75,7 +75,7 @@ def assigned(paths: Paths, ours: Checkpoint | None = None) -> Assigned:
 def _of_the_kubelet(
     paths: Paths, ours: Checkpoint
 ) -> tuple[list[AllocationKey], list[AllocationKey]]:
-    """The ids that the kubelet has given to pods, and all ids that it may give. Raises Unknown."""
+    """The ids that the kubelet has given to pods, and those that it may give. Raises Unknown."""
     try:
         listed = records.registered(paths)
         if listed is None:
@@ -87,9 +87,7 @@ def _of_the_kubelet(
             f"cannot tell which devices of this node are for other pods: {error}"
         ) from None
     allocated = [(row.resource, device_id) for row in rows for device_id in row.ids]
-    return allocated, [
-        (resource, DeviceId(device_id)) for resource in listed for device_id in listed[resource]
-    ]
+    return allocated, [(name, DeviceId(device_id)) for name in listed for device_id in listed[name]]
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
@@ -97,10 +95,8 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
 
     The kubelet writes its checkpoint with the first list.
     """
-    if not ours.offered and not ours.allocations:
-        held = {row.resource for row in records.from_pod_resources(paths)}
-        if not held:
-            return
+    if not (ours.offered or ours.allocations or records.from_pod_resources(paths)):
+        return
     raise KubeletUnreadable(
         f"{paths.device_plugins} has no checkpoint of the kubelet, though the node has device "
         "plugins: the kubelet writes it with the next list: restart the agent or the device plugin"
@@ -108,8 +104,6 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
 
 
 class _Ids:
-    """Finds the device that an id of a device plugin names."""
-
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._holders: dict[str, str] = {}
@@ -119,7 +113,6 @@ class _Ids:
         return frozenset(attribute_files.names(f"{self._paths.sysfs}/class/infiniband"))
 
     def device(self, device: AllocatedHCA) -> str:
-        """The key in `Assigned` of a device of our checkpoint."""
         return device.address or self.named_by(device.id) or device.id
 
     def named_by(self, device_id: str) -> str:
@@ -137,6 +130,5 @@ class _Ids:
         return self._holders.get(name, "")
 
     def is_whole(self, device_id: str) -> bool:
-        """Whether an id names a whole device, not a slot of it."""
         named = device_id in self._rdma or records.is_address(device_id)
         return named or pci.canonical(device_id) is not None

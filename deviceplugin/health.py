@@ -1,8 +1,8 @@
 """The health of HCAs by their ports, without flapping.
 
-A fault is reported once it has lasted `NOTICE` seconds, and its end once that has lasted `SETTLE`
-seconds. The latter time doubles with each fault of the last minutes, so that a flapping port does
-not make its HCA appear and disappear again and again.
+A fault is reported once it has lasted `NOTICE` seconds, its end after `SETTLE` seconds. The latter
+time doubles with each recent fault, so that a flapping port does not make its HCA appear and
+disappear again and again.
 """
 
 import re
@@ -20,7 +20,7 @@ _RATE = re.compile(r"([0-9.]+) Gb/sec")
 
 
 class _HealthState:
-    """The health of one HCA. A fault of None is healthy."""
+    """The health of one HCA. A fault of `None` is healthy."""
 
     def __init__(self, fault: str | None) -> None:
         self.reported = fault
@@ -38,10 +38,10 @@ class Health:
         self._best: dict[tuple[str, int, int], float] = {}  # Gb/s, by HCA, device, port
 
     def observe(self, hcas: Iterable[HCA], listed: Collection[str], now: float) -> None:
-        """Update from what sysfs shows at the time `now` (time.monotonic()).
+        """Update from the state of sysfs at the time `now` (time.monotonic()).
 
-        `listed` are the ids of the HCAs that are offered or held: those that are not among `hcas`
-        are reported as GONE.
+        `listed` are the ids of HCAs that are offered or held. Those that are not among `hcas` are
+        reported as GONE.
         """
         present = {hca.id: hca for hca in hcas}
         for hca_id in {*present, *listed, *self._states}:
@@ -62,7 +62,7 @@ class Health:
         return {hca_id: state.reported for hca_id, state in self._states.items()}
 
     def _fault(self, hca: HCA) -> str | None:
-        """The fault of an HCA's ports; None if one of them is healthy."""
+        """The fault of an HCA's ports, or `None` if one of them is healthy."""
         if not hca.rdma:  # it has none, or it is in a pod's namespace and not visible from here
             return None
         faults = []

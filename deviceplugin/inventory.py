@@ -21,24 +21,24 @@ class Inventory:
         self._lock = threading.Lock()
         self._hcas: dict[str, HCA] = {}
         self._seen: dict[str, HCA] = {}
-        self._worked: set[str] = set()  # those that had a working port at some time
+        self._worked: set[str] = set()  # ids of HCAs that had a working port at some time
         self._hardware: frozenset[str] = frozenset()
         self._uverbs: frozenset[str] = frozenset()
         self._unreported = False  # `current` read sysfs since the last `look`
 
     def look(self) -> list[HCA]:
-        """Read sysfs: the HCAs that are present, sorted by id."""
+        """Read sysfs; return the present HCAs, sorted by id."""
         self._unreported = False  # first, since another thread may look meanwhile
         return self._look()
 
     def last(self) -> list[HCA]:
-        """The HCAs that were present at the last look, sorted by id."""
+        """The HCAs of the last look, sorted by id."""
         return [self._hcas[hca_id] for hca_id in sorted(self._hcas)]
 
     def differs(self, *, rates: bool = False) -> bool:
         """Whether devices or port states differ from the last look, at a fraction of its cost.
 
-        With `rates` also the rates of ports: a failed lane changes no state.
+        With `rates`, also compare the rates of ports: a failed lane changes no state.
         """
         hcas = list(self._hcas.values())
         return (
@@ -49,15 +49,15 @@ class Inventory:
         )
 
     def current(self, ids: Iterable[str]) -> dict[str, HCA]:
-        """The HCAs with these ids that are present, with their current device numbers."""
-        wanted = list(ids)
-        if not all(self._is_as_seen(hca_id) for hca_id in wanted):
+        """The present HCAs with these ids, with their current device numbers."""
+        requested = list(ids)
+        if not all(map(self._is_as_seen, requested)):
             self._look()
-            self._unreported = True  # the watching thread must still see the change
-        return {hca_id: self._hcas[hca_id] for hca_id in wanted if hca_id in self._hcas}
+            self._unreported = True  # `differs` must still report the change
+        return {hca_id: self._hcas[hca_id] for hca_id in requested if hca_id in self._hcas}
 
     def missing(self, allocations: Iterable[Allocation]) -> list[HCA]:
-        """The HCAs that are held and not present, as last seen, without RDMA devices."""
+        """The HCAs that are held and absent, as last seen, without RDMA devices."""
         held = {device.id: device for entry in allocations for device in entry.devices}
         return [self._remembered(held[hca_id]) for hca_id in sorted(held.keys() - self._hcas)]
 
@@ -65,8 +65,7 @@ class Inventory:
         """The pools with the HCAs of the last look, and those that are gone but still held."""
         kept: dict[str, set[str]] = {}
         for entry in allocations:
-            of_resource = kept.setdefault(entry.resource, set())
-            of_resource.update(device.id for device in entry.devices)
+            kept.setdefault(entry.resource, set()).update(hca.id for hca in entry.devices)
         hcas = [*self.last(), *self.missing(allocations)]
         used = used_netdevs(self._paths)
         return pools(config, hcas, kept, used, worked=frozenset(self._worked))
@@ -84,8 +83,7 @@ class Inventory:
         return hcas
 
     def _is_as_seen(self, hca_id: str) -> bool:
-        hca = self._hcas.get(hca_id)
-        if hca is None:
+        if (hca := self._hcas.get(hca_id)) is None:
             return change_detection.is_absent(self._paths, hca_id)
         return change_detection.has_its_devices(self._paths, hca)
 

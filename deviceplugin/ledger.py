@@ -3,9 +3,9 @@
 An Allocate is answered when the checkpoint with it is on disk, so neither a kill nor a power cut
 loses an answered allocation.
 
-The kubelet never reports the end of an allocation, so the ledger is compared with the kubelet's
-records now and then (`reconcile`). An allocation that the kubelet does not know is dropped once
-it is older than `YOUNG`; one that only the kubelet knows is adopted.
+The kubelet never reports the end of an allocation, so `reconcile` compares the ledger with the
+kubelet's records. An allocation that only the ledger has is dropped once it is older than `YOUNG`;
+one that only the kubelet has is adopted.
 """
 
 import math
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -21,28 +22,18 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
-from deviceplugin.checkpoint import (
-    AllocatedGPU,
-    AllocatedHCA,
-    Allocation,
-    AllocationKey,
-    CheckpointDamaged,
-    CheckpointUnreadable,
-    EncodedAllocation,
-)
+from deviceplugin.checkpoint import AllocatedGPU, AllocatedHCA, Allocation, AllocationKey
 
 YOUNG = 120.0  # seconds in which the kubelet may not have written an allocation down yet
-YOUNG_GPU = 15.0  # the same for GPUs, which others cannot be given meanwhile
-
-_NOTHING: Mapping[str, Allocation] = {}
+YOUNG_GPU = 15.0  # the same for GPUs, which no other container can get meanwhile
 
 Given = tuple[AllocatedHCA, ...] | AllocatedGPU
-"""What a container has by one device id: HCAs, or what it has of a GPU."""
+"""What one device id gives a container: HCAs, or a part of a GPU."""
 
 
 class _LedgerEntry(NamedTuple):
     allocation: Allocation
-    encoded: EncodedAllocation
+    encoded: checkpoint.EncodedAllocation
     made: float  # time.monotonic(): the time of day may be set, above all after a boot
 
 
@@ -50,28 +41,28 @@ class Ledger:
     """The allocations of this node. Any thread may use it.
 
     Readers take no lock: `_entries` is replaced, never changed. Raises CheckpointUnreadable if the
-    checkpoint cannot be read at the moment; try again then.
+    checkpoint cannot be read at the moment; the caller tries again.
     """
 
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
         self._paths = paths
-        self._boot_id = boot_id
+        self.boot_id = boot_id  # of the current boot
         self._offered: dict[str, tuple[str, ...]] = {}  # the HCA ids of each pool, by resource
         self._written: dict[str, tuple[str, ...]] = {}  # the same as the file has it
         self.allocating = threading.Lock()  # from checking who holds an HCA until it is recorded
         self._lock = threading.Lock()  # of the one writer
         self._has_file = False  # this process wrote the file
-        self._failed = False  # the last write did
+        self._failed = False  # the last write failed
         try:
             checkpoint.recover(paths)
             allocations = checkpoint.read(paths).allocations
-        except CheckpointUnreadable:
-            raise  # to set an intact file aside would forget who holds what
-        except CheckpointDamaged as damage:
+        except checkpoint.CheckpointUnreadable:
+            raise  # setting an intact file aside would lose allocations
+        except checkpoint.CheckpointDamaged as damage:
             warn(f"{damage} (it is set aside, and the kubelet is asked)")
             _keep_aside(paths)
             allocations = ()
-            self._failed = True  # `serve` replaces it; until then readers see the damage
+            self._failed = True  # `serve` replaces the file; until then readers see the damage
         now, today = time.monotonic(), datetime.now(UTC)
         self._entries: dict[AllocationKey, _LedgerEntry] = {
             allocation.key: _LedgerEntry(
@@ -81,10 +72,7 @@ class Ledger:
         }
 
     def serve(self, offered: Mapping[str, Sequence[str]]) -> None:
-        """Record the HCA ids of each pool that is offered, by resource.
-
-        Raises OSError; `settle` tries again then.
-        """
+        """Record the HCA ids that each pool offers. Raises OSError; `settle` then tries again."""
         with self._lock:
             self._offered = {resource: tuple(hcas) for resource, hcas in sorted(offered.items())}
             if self._failed or self._offered != self._written:
@@ -95,11 +83,9 @@ class Ledger:
         return [entry.allocation for entry in self._entries.values()]
 
     def keys(self) -> frozenset[AllocationKey]:
-        """The keys of all allocations."""
         return frozenset(self._entries)
 
     def held(self, resource: str) -> dict[str, Allocation]:
-        """The allocations of one resource, by device id."""
         return {
             allocation.id: allocation
             for allocation in self.allocations()
@@ -107,10 +93,7 @@ class Ledger:
         }
 
     def loads(self, free: Collection[AllocationKey] = ()) -> Counter[str]:
-        """How many allocations each HCA has, over all resources.
-
-        Those in `free` do not count: the kubelet says that they have ended.
-        """
+        """How many allocations each HCA has, over all resources. Those in `free` do not count."""
         return Counter(
             device.id
             for allocation in self.allocations()
@@ -118,45 +101,34 @@ class Ledger:
             for device in allocation.devices
         )
 
-    @property
-    def boot_id(self) -> str:
-        """The current boot's id, which every new allocation gets."""
-        return self._boot_id
-
     def record(self, resource: str, given: Mapping[str, Given]) -> None:
-        """Record what an Allocate gives, by device id. On disk when it returns. Raises OSError."""
+        """Record an Allocate, by device id. On disk when this returns. Raises OSError."""
         with self._lock:
             self._add(self._allocations(resource, given))
 
     def bind(self, gpus: Mapping[AllocationKey, AllocatedGPU]) -> None:
-        """Replace what allocations have of GPUs, all in one write. On disk when it returns.
+        """Replace the GPU parts of allocations in one write. On disk when this returns.
 
         Keys without an allocation are left out. Raises OSError.
         """
         with self._lock:
             changed = {
-                key: replace(self._entries[key].allocation, gpu=gpu)
+                key: _LedgerEntry(
+                    new := replace(entry.allocation, gpu=gpu), checkpoint.encode(new), entry.made
+                )
                 for key, gpu in gpus.items()
-                if key in self._entries and self._entries[key].allocation.gpu != gpu
+                if (entry := self._entries.get(key)) and entry.allocation.gpu != gpu
             }
             if changed:
-                self._replace(
-                    self._entries
-                    | {
-                        key: _LedgerEntry(
-                            allocation, checkpoint.encode(allocation), self._entries[key].made
-                        )
-                        for key, allocation in changed.items()
-                    }
-                )
+                self._replace(self._entries | changed)
 
     def adopt(
         self,
         resource: str,
         given: Mapping[str, Given],
-        replaceable: Mapping[str, Allocation] = _NOTHING,
+        replaceable: Mapping[str, Allocation] = MappingProxyType({}),
     ) -> None:
-        """Record what only the kubelet knew, by device id. Raises OSError.
+        """Record allocations that only the kubelet has, by device id. Raises OSError.
 
         An existing allocation is replaced only if it is the one in `replaceable`: an Allocate may
         have recorded another one since the caller looked.
@@ -166,15 +138,15 @@ class Ledger:
                 allocation
                 for allocation in self._allocations(resource, given, adopted=True)
                 if allocation.key not in self._entries
-                or self._entries[allocation.key].allocation is replaceable.get(allocation.id)
+                or replaceable.get(allocation.id) is self._entries[allocation.key].allocation
             )
 
     def drop_unknown(
         self, in_kubelet: Collection[AllocationKey], age: float = YOUNG
     ) -> list[AllocationKey]:
-        """Drop what the kubelet does not know and is older than `age` seconds; return its keys.
+        """Drop allocations that the kubelet does not have; return their keys.
 
-        Parts of GPUs are dropped when they are older than YOUNG_GPU.
+        Keeps those younger than `age` seconds, or YOUNG_GPU for parts of GPUs.
         """
         now = time.monotonic()
         with self._lock:
@@ -191,10 +163,7 @@ class Ledger:
         return dropped
 
     def settle(self) -> None:
-        """Write the checkpoint again if the last write failed or the file is gone.
-
-        Raises OSError.
-        """
+        """Write the file again if the last write failed or the file is gone. Raises OSError."""
         with self._lock:
             removed = self._has_file and not self._paths.checkpoint.exists()
             if self._failed or removed:
@@ -210,7 +179,7 @@ class Ledger:
                 id=DeviceId(device_id),
                 devices=() if isinstance(of, AllocatedGPU) else of,
                 time=now,
-                boot_id=self._boot_id,
+                boot_id=self.boot_id,
                 adopted=adopted,
                 gpu=of if isinstance(of, AllocatedGPU) else None,
             )
@@ -234,21 +203,20 @@ class Ledger:
 
 
 def timestamp() -> str:
-    """The time of day as the checkpoint has it: "2026-11-21T19:12:56Z"."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _keep_aside(paths: Paths) -> None:
-    """Keep a copy of the damaged file. The file stays, so that no reader takes it for none."""
+    """Keep a copy of the damaged file. The file stays, so that readers see the damage."""
     aside = paths.checkpoint.with_suffix(".damaged")
     aside.unlink(missing_ok=True)
     aside.hardlink_to(paths.checkpoint)
 
 
 def age(allocation: Allocation, boot_id: str, now: datetime) -> float:
-    """Seconds since it was made; 0 if its time is in the future, since the clock was set.
+    """Seconds since the allocation; 0 if its time is in the future, since the clock was set.
 
-    Infinite if it has no valid time or is of another boot: the kubelet has had time enough then.
+    Infinite without a valid time or from another boot: the kubelet has had time enough then.
     """
     try:
         seconds = (now - datetime.fromisoformat(allocation.time)).total_seconds()

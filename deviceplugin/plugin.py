@@ -1,9 +1,8 @@
 """The device plugin of a node: it finds HCAs and GPUs, offers pools, and allocates devices.
 
-Two threads run beside the kubelet's calls, which come on threads of each pool's server. One looks
-every second whether HCAs, their devices or the states of their ports have changed, and every 10
-seconds at the rates of ports. The other compares the ledger with the kubelet's records once a
-minute.
+The kubelet's calls come on threads of each pool's server. Two more threads run. One checks every
+second whether HCAs, their devices or the states of their ports have changed, and every 10 seconds
+the rates of ports. The other compares the ledger with the kubelet's records once a minute.
 """
 
 import logging
@@ -35,11 +34,11 @@ from gpu.pools.plugin import GpuPools
 from host.sysfs.discovery import HCA
 
 LOOK_EVERY = 1.0  # seconds
-LOOK_AGAIN = 0.25  # seconds, while a port's change must still prove to last
+LOOK_AGAIN = 0.25  # seconds, while a change of a port is too young to be reported
 RATES_EVERY = 10.0  # seconds, for the rates of ports
-RESCAN_EVERY = 60.0  # seconds, for what no look detects
+RESCAN_EVERY = 60.0  # seconds, for changes that the checks miss
 COMPARE_EVERY = 60.0  # seconds
-COMPARE_SHARES = 10.0  # seconds, where containers that end make room on GPUs
+COMPARE_SHARES = 10.0  # seconds, where the end of a container frees a part of a GPU
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 class DevicePlugin:
     """Serves the pools of `config` from `start` to `close`.
 
-    `start` raises what prevents the start, OSError or HostError; afterwards nothing is raised.
+    Only `start` raises errors: OSError or HostError if the plugin cannot start.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class DevicePlugin:
         self._serving = False  # nothing is offered before the first comparison
         self._overlap = False  # some HCA is in two pools
         self._allocated = False  # such an HCA was allocated since the last look
-        self._services: dict[str, PoolService] = {}
+        self.services: dict[str, PoolService] = {}  # the pools that are served now
         self._servers: dict[str, PluginServer] = {}
         self._problems = Problems(_log)
         self._stack = ExitStack()
@@ -82,10 +81,10 @@ class DevicePlugin:
         self._comparisons = Loop("kubelet", self._follow_kubelet, join=10.0)
 
     def start(self) -> None:
-        """Adopt what the kubelet has on disk, offer the pools, and start the threads."""
+        """Adopt the allocations in the kubelet's files, offer the pools, start the threads."""
         self.look()
         try:
-            self._reconciler.adopt_written(self._services)
+            self._reconciler.adopt_written(self.services)
         except OSError as error:
             self._problems.tell("checkpoint", f"{self._paths.checkpoint}: {error.strerror}")
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
@@ -111,25 +110,19 @@ class DevicePlugin:
 
     def compare(self) -> None:
         """Compare the ledger with the kubelet's records now. Raises OSError."""
-        if self._reconciler.reconcile(self._services, self._servers):
+        if self._reconciler.reconcile(self.services, self._servers):
             self.look(again=False)
         self._ledger.settle()
 
     def states(self) -> list[PoolState]:
-        """The state of each pool at the kubelet."""
         return [server.state() for server in list(self._servers.values())]
-
-    @property
-    def services(self) -> Mapping[str, PoolService]:
-        """The pools that are served now, by resource."""
-        return self._services
 
     def tenants(self) -> Sequence[Tenant]:
         """The containers that hold parts of GPUs and have started."""
         return self._gpus.holders.listed()
 
     def limited_gpus(self) -> Sequence[LimitedGPU]:
-        """The GPUs that are given in parts."""
+        """The GPUs that containers get in parts."""
         return self._gpus.limited
 
     def held(self) -> Mapping[str, int]:
@@ -149,7 +142,7 @@ class DevicePlugin:
         return LOOK_AGAIN if self._health.pending else LOOK_EVERY
 
     def _on_allocate(self) -> None:
-        """Have the other pools updated soon: the kubelet may choose from them next."""
+        """Update the other pools soon: the kubelet may choose from them next."""
         if self._overlap:
             self._look_soon()
 
@@ -158,7 +151,7 @@ class DevicePlugin:
         self._looks.wake()
 
     def look(self, *, again: bool = True) -> None:
-        """Update every pool from the hardware; without `again`, from the last look at it."""
+        """Update every pool from the hardware. Without `again`, use the last reading of it."""
         with self._lock:
             present = self._inventory.look() if again else self._inventory.last()
             self._allocated = False  # first, since there may be another Allocate meanwhile
@@ -190,9 +183,9 @@ class DevicePlugin:
             resource = pool.config.resource
             if pool.hcas:
                 self._problems.tell(resource, pool.problem)
-            service = self._services.get(resource)
+            service = self.services.get(resource)
             if service is None:
-                service = self._services[resource] = PoolService(
+                service = self.services[resource] = PoolService(
                     resource,
                     self._paths,
                     self._ledger,
@@ -208,7 +201,7 @@ class DevicePlugin:
             self._servers[resource].changed()
         # All are updated by now.
         serving: dict[str, ServedPool] = {
-            **{resource: self._services[resource] for resource in sorted(ours)},
+            **{resource: self.services[resource] for resource in sorted(ours)},
             **self._gpus.services,
         }
         if self._config.leaving:  # a container that starts again asks for its part of a GPU
@@ -220,7 +213,6 @@ class DevicePlugin:
     def _update(
         self, service: PoolService, pool: Pool, ours: frozenset[str], *, fabric: bool
     ) -> bool:
-        """Update a pool's service and log what changed; True if the listing has changed."""
         resource = pool.config.resource
         held = self._ledger.held(resource)
         elsewhere = held_elsewhere(pool, self._ledger.allocations())
@@ -251,7 +243,7 @@ class DevicePlugin:
         try:
             server = PluginServer(self._paths, service)
             server.start()
-        except Exception as error:  # noqa: BLE001 - the other pools are served all the same
+        except Exception as error:  # noqa: BLE001 - the other pools are served anyway
             self._problems.tell(
                 resource, f"cannot be served: {error} (tried again with the next change)"
             )
@@ -261,7 +253,7 @@ class DevicePlugin:
     def _withdraw(self, resources: Iterable[str]) -> None:
         for resource in resources:
             self._servers.pop(resource).close()
-            self._services.pop(resource, None)
+            self.services.pop(resource, None)
 
     def _follow_kubelet(self) -> float:
         problem = None

@@ -1,8 +1,8 @@
 """Which HCAs a pod holds, for the CNI plugins, which put the pod's interface on one of them.
 
-The kubelet knows which device ids a pod's containers hold, the checkpoint which HCA each id is.
-The answer is the same whichever of the containers holds the devices and in which order they
-start. Nothing is changed here.
+The kubelet has the device ids of a pod's containers, the checkpoint has the HCA of each id. The
+answer depends neither on which container holds the devices nor on their order. This module only
+reads.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.pod import Pod
 from deviceplugin import checkpoint, current
-from deviceplugin.checkpoint import (
-    AllocatedHCA,
-    AllocatedRdmaDevice,
-    Checkpoint,
-    CheckpointDamaged,
-)
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice, Checkpoint, CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from host.sysfs import pci
@@ -32,7 +27,7 @@ NOT_TOLD = (
 
 
 class Unknown(Exception):
-    """It is unknown what the pod holds. The text says why, and what to do."""
+    """The devices of a pod cannot be found out. The text gives the reason and the remedy."""
 
 
 class Stale(Exception):
@@ -53,7 +48,7 @@ class PodDevice(msgspec.Struct, frozen=True):
 
 
 class PodHoldings(msgspec.Struct, frozen=True):
-    """What the kubelet gave to a pod."""
+    """The devices that the kubelet gave to a pod."""
 
     pod: Pod
     hcas: tuple[PodDevice, ...] = ()  # of our pools, each once, always in the same order
@@ -74,7 +69,6 @@ class PodHoldings(msgspec.Struct, frozen=True):
         return own or tuple(hca for hca in self.hcas if hca.device.id in (device_id, named))
 
     def shown(self) -> str:
-        """All HCAs, in words."""
         return ", ".join(map(str, self.hcas)) or "no HCA"
 
 
@@ -89,9 +83,9 @@ def recorded(paths: Paths) -> Checkpoint:
 def given_to(
     paths: Paths, pod: Pod, *, needed: bool = True, ours: Checkpoint | None = None
 ) -> PodHoldings:
-    """What a pod holds; nothing if this node hands out nothing. Raises Unknown.
+    """The devices that a pod holds; none if this node hands out none. Raises Unknown.
 
-    Unless it is `needed`, the kubelet is not asked while no pod holds an HCA of our pools. `ours`
+    Unless it is `needed`, the kubelet is not called while no pod holds an HCA of our pools. `ours`
     is the checkpoint, for a caller that has read it.
     """
     ours = recorded(paths) if ours is None else ours
@@ -121,8 +115,8 @@ def given_to(
                 continue
             if allocation is not None and not allocation.devices:
                 raise Unknown(
-                    f"pod {pod} holds {device_id} of {row.resource}, and nothing tells which HCA "
-                    f"that is: {NOT_TOLD}"
+                    f"pod {pod} holds {device_id} of {row.resource}, whose HCA is unknown: "
+                    f"{NOT_TOLD}"
                 )
             for device in allocation.devices if allocation is not None else ():
                 hcas.setdefault(device.id, PodDevice(row.resource, device_id, device))
@@ -154,7 +148,7 @@ def _hca_of(device_id: str) -> str:
 def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None:
     """Raise Stale if the HCA's verbs devices are not those that the container was given.
 
-    `names` are the RDMA devices of the HCA now, or those that matter.
+    `names` are the current RDMA devices of the HCA, or those that matter.
     """
     every = pci.uverbs_numbers(paths)
     now = {name: every[name] for name in names if name in every}
@@ -168,7 +162,5 @@ def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None
 
 
 def _shown(rdma: AllocatedRdmaDevice) -> str:
-    if rdma.uverbs is None:
-        return rdma.name
-    name = rdma.uverbs.path.rpartition("/")[2]
-    return f"{rdma.name}, {name} {rdma.uverbs.major}:{rdma.uverbs.minor}"
+    uverbs = current.uverbs_of(rdma)
+    return rdma.name if uverbs is None else f"{rdma.name}, {uverbs[0]} {uverbs[1]}:{uverbs[2]}"

@@ -33,8 +33,9 @@ _log = logging.getLogger(__name__)
 class PoolService(ServedPool):
     """A pool with the availability of its ids. Call `update` before anything else.
 
-    `allocated` is called after each Allocate: other pools with these HCAs are affected. `open_gpus`
-    tells which GPUs of our own pools a container may get whose GPU is not known.
+    `allocated` is called after each Allocate, which affects other pools with these HCAs.
+    `open_gpus` returns the GPUs of our own pools that a container may get, for a container whose
+    GPU is not known.
     """
 
     def __init__(
@@ -56,11 +57,11 @@ class PoolService(ServedPool):
         self._allocated = allocated
         self._pool: Pool | None = None
         self._resources: frozenset[str] = frozenset()
-        self._unavailable: Mapping[str, str] = {}
+        self.unavailable: Mapping[str, str] = {}  # ids that may not be allocated, with the reason
         self._gpus = GPUs(paths)
         self._fabric_env = False
         self._topology: Topology | None = None
-        self._located: set[str] = set()  # the devices of the topology
+        self._located: set[str] = set()  # the addresses that the topology has
 
     def update(
         self,
@@ -73,11 +74,11 @@ class PoolService(ServedPool):
     ) -> bool:
         """Replace the pool and its state; True if the kubelet must get a new list.
 
-        `unavailable` has the ids that may not be allocated, with the reason; those in `expected`
+        `unavailable` has the ids that may not be allocated, with the reason. Those in `expected`
         are listed as healthy nevertheless. `ours` are all resources of this plugin.
         """
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
-        self._unavailable = unavailable
+        self.unavailable = unavailable
         return self.relist(
             [
                 (slot.id, slot.id not in unavailable or slot.id in expected, slot.numa)
@@ -87,22 +88,15 @@ class PoolService(ServedPool):
 
     @property
     def pool(self) -> Pool:
-        """The pool as of the last `update`."""
         assert self._pool is not None
         return self._pool
 
     @property
-    def unavailable(self) -> Mapping[str, str]:
-        """The ids that may not be allocated, with the reason, as of the last `update`."""
-        return self._unavailable
-
-    @property
     def hcas(self) -> list[HCA]:
-        """The HCAs of the node as of the last look, also those of other pools."""
+        """The HCAs of the node at the last look, including those of other pools."""
         return self._inventory.last()
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """The ids that go best together, near the container's GPUs if these are known."""
         pool = self.pool
         gpus = self._gpus.read()
         near: list[str] = []
@@ -117,15 +111,17 @@ class PoolService(ServedPool):
                 near = waiting_gpus(rows, self._resources, gpus, self._in_checkpoint(), known)
             except KubeletUnreadable as error:
                 _log.debug("%s: the container's GPUs are unknown: %s", self.name, error)
-        gpu_addresses = [gpu.address for gpu in gpus]
-        topology = self._topology_of([hca.address for hca in pool.hcas], gpu_addresses)
+        addresses = {hca.address for hca in pool.hcas} | {gpu.address for gpu in gpus}
+        addresses.discard("")
+        if self._topology is None or addresses != self._located:
+            self._topology, self._located = Topology.read(self._paths, addresses), addresses
         loads = self._ledger.loads({(self.name, DeviceId(device_id)) for device_id in available})
         return preferred(
-            pool, available, must_include, size, loads, near, topology, self._open_gpus()
+            pool, available, must_include, size, loads, near, self._topology, self._open_gpus()
         )
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """What a container with these ids gets. It is on disk before this returns."""
+        """Record an allocation on disk, then return it. Raises Rejected."""
         with self._ledger.allocating:
             result, hcas = self._allocate(ids)
             try:
@@ -146,8 +142,8 @@ class PoolService(ServedPool):
     def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
         """Write the device-information file of an allocated id again.
 
-        Not if the HCA has other device numbers now than its holder got: the file must not name
-        nodes that the pod does not have.
+        Writes nothing if the HCA has other device numbers now than its holder got: the file must
+        not name nodes that the pod does not have.
         """
         with self._ledger.allocating:  # one writer of a file
             hcas = self._inventory.current([device.id])
@@ -155,10 +151,7 @@ class PoolService(ServedPool):
                 self._write_device_information({device_id: (device,)}, hcas)
 
     def _in_checkpoint(self) -> list[PodDevices]:
-        """The containers in the kubelet's checkpoint, which it has finished allocating for.
-
-        None if it cannot be read.
-        """
+        """The containers for which the kubelet has finished allocating; [] if unknown."""
         try:
             return records.from_checkpoint(self._paths)
         except KubeletUnreadable as error:
@@ -173,7 +166,7 @@ class PoolService(ServedPool):
             wanted = {hca.id for hca in pool.hcas}
         # Another pool may have allocated since the last look.
         taken = held_elsewhere(pool, self._ledger.allocations())
-        unavailable = dict(self._unavailable)
+        unavailable = dict(self.unavailable)
         for slot in slots:
             if all(hca_id in taken for hca_id in slot.hcas):
                 unavailable[slot.id] = taken[slot.hcas[0]]
@@ -204,15 +197,6 @@ class PoolService(ServedPool):
             except OSError as error:  # Multus works without it
                 _log.warning("device information of %s: %s", device_id, error)
 
-    def _topology_of(self, hcas: list[str], gpu_addresses: list[str]) -> Topology:
-        """Where all devices are. Read again only if there are other devices."""
-        addresses = {*hcas, *gpu_addresses} - {""}
-        if self._topology is None or addresses != self._located:
-            self._topology, self._located = Topology.read(self._paths, addresses), addresses
-        return self._topology
-
-
-NOTHING_KNOWN: Mapping[tuple[str, str], str] = {}
 
 _Container = tuple[str, str, str, str]  # namespace, name, uid, container
 _Devices = frozenset[tuple[str, str]]  # resource, id
@@ -223,36 +207,35 @@ def waiting_gpus(
     ours: Collection[str],
     gpus: Sequence[GPU],
     in_checkpoint: Iterable[PodDevices] = (),
-    known: Mapping[tuple[str, str], str] = NOTHING_KNOWN,
+    known: Mapping[tuple[str, str], str] | None = None,
 ) -> list[str]:
     """The sorted addresses of the GPUs of the one container that has GPUs and none of our HCAs.
 
-    The kubelet does not say for which container it allocates. It allocates the resources of a
-    container one after the other in random order, so a container may already have its GPUs and
-    still lack its HCAs; PodResources shows it then. A container that has GPUs and asks for no HCA
-    looks the same there. But the kubelet writes its checkpoint only after it has finished with a
-    container (allocateContainerResources in its manager.go): a container in the checkpoint gets no
-    more devices.
+    The kubelet does not say for which container it allocates. It allocates a container's resources
+    one after the other in random order, so PodResources may show a container with its GPUs and
+    without its HCAs. A container that requests no HCA looks the same there. But the kubelet writes
+    its checkpoint only after it has finished with a container (allocateContainerResources in its
+    manager.go): a container in the checkpoint gets no more devices.
 
-    `rows` are PodResources', `in_checkpoint` those of the kubelet's checkpoint, () if it cannot be
-    read; `ours` are the resources that are asked for now; `known` has the addresses of ids of our
-    own pools of GPUs, "" if they may change. [] if there is no such container, or if several hold
-    different GPUs, since it is unknown which of them is asking. Containers with the same GPUs count
-    as one, for example a container and the init container before it.
+    `rows` come from PodResources, `in_checkpoint` from the kubelet's checkpoint. `ours` are the
+    resources that are being allocated. `known` has the addresses of ids of our own pools of GPUs,
+    "" for one that may change. Returns [] without such a container, or if several hold
+    different GPUs. Containers with the same GPUs count as one, for example a container and its init
+    container.
 
-    The two sources identify pods differently, so a container is found in the checkpoint by its
-    name and its devices. It may be confused with a container of the same name that ended a moment
-    ago, had the same GPUs, and had no HCA.
+    The two sources identify pods differently, so a container is found in the checkpoint by its name
+    and its devices. It may be confused with a container that has just ended and had the same name,
+    the same GPUs and no HCA.
     """
 
-    def address(resource: str, device_id: str) -> str | None:
-        found = known.get((resource, device_id))
-        return address_of(gpus, device_id) if found is None else found
+    def address(key: tuple[str, str]) -> str | None:
+        found = known.get(key) if known else None
+        return address_of(gpus, key[1]) if found is None else found
 
     finished = {(key[3], devices) for key, devices in _without_ours(in_checkpoint, ours).items()}
     held_by_waiting = set()
     for key, devices in _without_ours(rows, ours).items():
-        addresses = frozenset(filter(None, (address(*device) for device in devices)))
+        addresses = frozenset(filter(None, map(address, devices)))
         if addresses and (key[3], devices) not in finished:
             held_by_waiting.add(addresses)
     return sorted(next(iter(held_by_waiting))) if len(held_by_waiting) == 1 else []

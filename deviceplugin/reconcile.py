@@ -1,9 +1,8 @@
 """Compares the ledger with the kubelet's own records, and brings it up to date.
 
-An id that only the kubelet knows is adopted: the checkpoint was lost, the pool had another mode
-when the id was given out, or another device plugin served the resource. The kubelet remembers
-which nodes the container got, but only by name, and after a driver reload those names may belong
-to other HCAs.
+An id that only the kubelet has is adopted: the checkpoint was lost, the pool had another mode when
+the id was given out, or another device plugin served the resource. The kubelet remembers only the
+names of a container's nodes, and after a driver reload those names may belong to other HCAs.
 """
 
 import logging
@@ -14,17 +13,11 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from base.problems import Problems
-from deviceplugin import current, pod_devices
+from deviceplugin import checkpoint, current, pod_devices
 from deviceplugin.allocate import cdi, device_info
 from deviceplugin.allocate.container_devices import recorded
 from deviceplugin.allocate.device_files import inside
-from deviceplugin.checkpoint import (
-    AllocatedHCA,
-    AllocatedNode,
-    AllocatedRdmaDevice,
-    Allocation,
-    AllocationKey,
-)
+from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.pod_resources import PodResourcesClient
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
@@ -44,10 +37,10 @@ _MAJOR, _FIRST_MINOR, _FIXED = 231, 192, 32
 _log = logging.getLogger(__name__)
 
 PodsKnown = Callable[[Collection[tuple[str, str]], Collection[str]], object]
-"""Gets the (namespace, name) and the UIDs of all pods that hold devices, after each comparison."""
+"""Called with (namespace, name) and UIDs of all pods that hold devices, after each comparison."""
 
 AdoptGpus = Callable[[Sequence[PodDevices]], object]
-"""Records of GPUs what only the kubelet knows. Raises OSError."""
+"""Records parts of GPUs that only the kubelet has. Raises OSError."""
 
 
 class Reconciler:
@@ -71,11 +64,11 @@ class Reconciler:
     def reconcile(
         self, services: Mapping[str, PoolService], servers: Mapping[str, PluginServer]
     ) -> bool:
-        """Adopt what only the kubelet knows, drop what it has forgotten; True if there was any.
+        """Adopt ids that only the kubelet has, drop ids that it lacks; True if there was any.
 
-        The kubelet frees a pod's devices in memory and does not write that down at once, so its
-        checkpoint may keep ids that PodResources has no longer. The `servers` then send their
-        lists again: with each list the kubelet writes its checkpoint. Raises OSError.
+        The kubelet frees a pod's devices in memory and writes that down later, so its checkpoint
+        may keep ids that PodResources lacks. The `servers` then send their lists again: with each
+        list the kubelet writes its checkpoint. Raises OSError.
         """
         in_checkpoint, in_pod_resources, problem = self._read_kubelet()
         rows = [*in_checkpoint, *in_pod_resources]
@@ -97,7 +90,8 @@ class Reconciler:
         return changed
 
     def adopt_written(self, services: Mapping[str, PoolService]) -> None:
-        """Adopt what the kubelet's checkpoint has. The kubelet need not run. Raises OSError.
+        """Adopt the allocations of the kubelet's checkpoint. The kubelet need not run. Raises
+        OSError.
 
         Called before anything is offered, so that no id is offered that a container holds.
         """
@@ -122,17 +116,17 @@ class Reconciler:
         hcas: dict[str, tuple[AllocatedHCA, ...]] = {}
         for row in rows:
             allocations = [held[device_id] for device_id in row.ids if device_id in held]
-            wanted = [
+            doubtful = [
                 device_id
                 for device_id in row.ids
                 if device_id not in held or not held[device_id].devices
             ]
             if not agree(allocations, row):
-                wanted = list(row.ids)
-            if wanted:
+                doubtful = list(row.ids)
+            if doubtful:
                 devices = behind(self._paths, service.pool, service.hcas, row)
                 # The rows of the kubelet's checkpoint come first: they have the nodes.
-                hcas = {device_id: devices[device_id] for device_id in wanted} | hcas
+                hcas = {device_id: devices[device_id] for device_id in doubtful} | hcas
         # An allocation since the boot stays: the row may be an earlier pod's.
         replaceable = {
             device_id: allocation
@@ -160,7 +154,7 @@ class Reconciler:
             _log.info("%s: adopted from the kubelet: %s", resource, ", ".join(sorted(adopted)))
         if unknown:
             _log.warning(
-                "%s: %s: cannot tell which HCA that is: %s",
+                "%s: %s: the HCA of the id is unknown: %s",
                 resource,
                 ", ".join(unknown),
                 pod_devices.NOT_TOLD,
@@ -170,7 +164,7 @@ class Reconciler:
     def _restore_device_information(self, service: PoolService) -> None:
         """Write missing device-information files: their directory does not survive a reboot.
 
-        None is written for an HCA with other device numbers than its holder got.
+        No file is written for an HCA with other device numbers than its holder got.
         """
         for device_id, allocation in self._ledger.held(service.name).items():
             file = device_info.path(self._paths, service.name, device_id)
@@ -210,7 +204,7 @@ class Reconciler:
 def behind(
     paths: Paths, pool: Pool, hcas: Sequence[HCA], row: PodDevices
 ) -> dict[str, tuple[AllocatedHCA, ...]]:
-    """The HCAs that the holder of a row has, by device id; () if nothing tells which.
+    """The HCAs that the holder of a row has, by device id; () if they are unknown.
 
     `hcas` are those of the node, `row` is of the pool's resource.
     """
@@ -220,7 +214,7 @@ def behind(
     held = {hca.id: hca for of_id in by_id.values() for hca in of_id}
     numbers = {name: (major, minor) for name, major, minor in uverbs.values()}
     current_nodes = {node for hca_id in held for node in own.get(hca_id, ())}
-    # The holder's nodes that no HCA of the row has now. Which HCA had which cannot be told.
+    # The holder's nodes that no HCA of the row has now. Which HCA had which is unknown.
     former = [_node(name, numbers) for name in row.nodes if name not in current_nodes]
     devices = {
         hca_id: _with_nodes_of_holder(recorded(pool, hca), row.nodes, former)
@@ -233,7 +227,7 @@ def behind(
 
 
 def agree(allocations: Iterable[Allocation], row: PodDevices) -> bool:
-    """Whether allocations say the same as the kubelet's row, as far as the row says something."""
+    """Whether allocations match the kubelet's row, as far as the row has nodes or CDI names."""
     devices = [device for allocation in allocations for device in allocation.devices]
     if row.nodes:
         uverbs = {current.uverbs_of(rdma) for device in devices for rdma in device.rdma}
@@ -251,8 +245,8 @@ def _hcas(
 ) -> Sequence[HCA]:
     """The HCAs of an id: by the pool's slot, else by the id's text, else by the row's nodes.
 
-    If none of these tells, an id of mode "all" stands for the whole pool. Where the container has
-    CDI names, only the HCAs that it has the names of count.
+    If these give none, an id of mode "all" stands for the whole pool. Where the container has CDI
+    names, only the HCAs of these names count.
     """
     slot = pool.slot(device_id)
     if slot is not None:
@@ -270,23 +264,20 @@ def _hcas(
 def _with_nodes_of_holder(
     device: AllocatedHCA, nodes: Collection[str], former: list[AllocatedNode]
 ) -> AllocatedHCA:
-    """The entry with the nodes that the holder has; one of `former` replaces each that it lacks."""
-    if not nodes:  # unknown: the holder got CDI names, or only PodResources has the row
-        return device
-    return replace(device, rdma=tuple(_rdma_of_holder(rdma, nodes, former) for rdma in device.rdma))
+    """The entry with the holder's nodes; one of `former` replaces each that it lacks."""
 
+    def own(rdma: AllocatedRdmaDevice) -> AllocatedRdmaDevice:
+        uverbs = current.uverbs_of(rdma)
+        # Without nodes the holder got CDI names, or only PodResources has the row.
+        if not nodes or uverbs is None or uverbs[0] in nodes:
+            return rdma
+        return replace(rdma, uverbs=former.pop(0) if former else None)
 
-def _rdma_of_holder(
-    rdma: AllocatedRdmaDevice, nodes: Collection[str], former: list[AllocatedNode]
-) -> AllocatedRdmaDevice:
-    uverbs = current.uverbs_of(rdma)
-    if uverbs is None or uverbs[0] in nodes:
-        return rdma
-    return replace(rdma, uverbs=former.pop(0) if former else None)
+    return replace(device, rdma=tuple(map(own, device.rdma)))
 
 
 def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
-    """The devices that the holder has nodes of; all of them if it has none of any."""
+    """The devices of which the holder has nodes; all of them if it has none of any."""
     with_nodes = tuple(
         device
         for device in devices
@@ -309,5 +300,5 @@ def _node(name: str, numbers: Mapping[str, tuple[int, int]]) -> AllocatedNode:
     return AllocatedNode(inside(name), *numbers.get(name, fixed))
 
 
-def _keys(rows: Iterable[PodDevices]) -> set[AllocationKey]:
+def _keys(rows: Iterable[PodDevices]) -> set[checkpoint.AllocationKey]:
     return {(row.resource, device_id) for row in rows for device_id in row.ids}

@@ -1,13 +1,13 @@
 """Runs the device plugin, in the agent or as `podfabric device-plugin`.
 
-It waits until the kubelet's directory exists, and loads gRPC only then: on a node without a kubelet
+Waits until the kubelet's directory exists, and loads gRPC only then: on a node without a kubelet
 that saves a third of the agent's memory. A wrong configuration is logged and ignored.
 """
 
 import gc
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +23,8 @@ from base.watching import WatchedFile
 from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig
 
 if TYPE_CHECKING:
-    from deviceplugin.kubelet.registration import PoolState
     from deviceplugin.plugin import DevicePlugin
     from deviceplugin.reconcile import PodsKnown
-    from gpu.driver.gpu_inventory import LimitedGPU
-    from gpu.limits.tenants import Tenant
     from gpu.pools.limit_backend import GpuLimits
 
 LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
@@ -39,10 +36,10 @@ _log = logging.getLogger(__name__)
 class Service(StepThread):
     """Serves the configuration that `load` reads, from `start` to `close`.
 
-    It is loaded again whenever `file` changes. `pods_known` is called with the pods that the
-    kubelet knows, after each comparison with it. `gpu_limits` keeps the limits of containers that
-    have parts of GPUs, and ends with this. With `leaving` none but these containers are served.
-    `mistaken` is called with each mistake in the configuration.
+    Loads it again whenever `file` changes. Calls `pods_known` with the kubelet's pods after each
+    comparison with the kubelet. `gpu_limits` keeps the limits of containers that have parts of
+    GPUs; `close` closes it. With `leaving`, only these containers are served. Calls `mistaken` with
+    each mistake in the configuration.
     """
 
     def __init__(
@@ -67,55 +64,37 @@ class Service(StepThread):
         self._unserved: str | None = None  # why the pools cannot be served
         self._config: DevicePluginConfig | None = None
         self._lock = threading.RLock()
-        self._plugin: DevicePlugin | None = None
+        self.plugin: DevicePlugin | None = None  # once a kubelet is there
         self._watched: WatchedFile | None = None
         self._problems = Problems(_log)
         self._is_alone = False  # this is the node's only device plugin
-        self._held = ExitStack()  # with the lock that says so
+        self._held = ExitStack()  # has the lock that proves it
 
     def prepare(self) -> None:
-        """Load what a start needs, so that it is quick."""
+        """Load the modules that a start needs, so that it is quick."""
         if self._paths.device_plugins.is_dir():
             import deviceplugin.plugin  # noqa: F401 - it loads gRPC
 
     def start(self) -> None:
-        """Start the thread and return."""
         if not self._paths.device_plugins.is_dir():
             directory = self._paths.device_plugins
             _log.info("device plugin: waiting for a kubelet: %s does not exist", directory)
         super().start()
 
     def close(self) -> None:
-        """Withdraw every pool."""
         super().close()
         if self._watched is not None:
             self._watched.close()
         with self._lock:
-            plugin, self._plugin = self._plugin, None
+            plugin, self.plugin = self.plugin, None
         if self._gpu_limits is not None:
             self._gpu_limits.close()
         if plugin is not None:
             plugin.close()
         self._held.close()
 
-    def states(self) -> "list[PoolState]":
-        """The state of each pool at the kubelet; [] before the plugin runs."""
-        return self._plugin.states() if self._plugin is not None else []
-
-    def held(self) -> Mapping[str, int]:
-        """How many device ids containers hold, by resource."""
-        return self._plugin.held() if self._plugin is not None else {}
-
-    def tenants(self) -> "Sequence[Tenant]":
-        """The containers that hold parts of GPUs; [] before the plugin runs."""
-        return self._plugin.tenants() if self._plugin is not None else []
-
-    def limited_gpus(self) -> "Sequence[LimitedGPU]":
-        """The GPUs that are given in parts; [] before the plugin runs."""
-        return self._plugin.limited_gpus() if self._plugin is not None else []
-
     def step(self) -> float:
-        """Begin once there are a kubelet and no other device plugin; then try again what failed."""
+        """Begin once there is a kubelet and no other device plugin. Then repeat what failed."""
         if self._is_alone:
             if self._unserved is not None:
                 self._load_configuration()
@@ -131,25 +110,26 @@ class Service(StepThread):
         except OSError as error:
             problem, pause = f"cannot use {self._paths.devices}: {error.strerror}", LOOK_EVERY
         else:
-            self._begin()
+            self._is_alone = True
+            if self._file is None:
+                self._load_configuration()
+            else:
+                self._watched = WatchedFile(self._file, self._load_configuration, name="pools")
             return TRY_AGAIN
         self._problems.tell("device plugin", f"{problem} (waiting)")
         return pause
 
-    def _begin(self) -> None:
-        self._is_alone = True
-        if self._file is None:
-            self._load_configuration()
-        else:
-            self._watched = WatchedFile(self._file, self._load_configuration, name="pools")
-
     def _load_configuration(self) -> None:
-        """Load the configuration; serve it if it has changed or could not be served before."""
+        """Load the configuration. Serve it if it is new or could not be served before."""
         with self._lock:
             try:
                 config = replace(self._load(), leaving=self._leaving)
             except ConfigError as error:
-                self._tell(str(error))
+                if str(error) != self.mistake:
+                    self.mistake = str(error)
+                    kept = "the previous one is used" if self._config else "nothing is offered"
+                    _log.error("%s (%s)", error, kept)
+                    self._mistaken(self.mistake)
                 return
             self.mistake = None
             if self._ended.is_set() or (config == self._config and self._unserved is None):
@@ -166,31 +146,22 @@ class Service(StepThread):
                     _log.exception("device plugin: cannot serve the pools (tried again)")
                 self._unserved = str(error) or type(error).__name__
 
-    def _tell(self, mistake: str) -> None:
-        if mistake != self.mistake:
-            self.mistake = mistake
-            stays = "the former one stays" if self._config else "nothing is offered"
-            _log.error("%s (%s)", mistake, stays)
-            self._mistaken(mistake)
-
     def _apply(self, config: DevicePluginConfig) -> None:
         from deviceplugin.plugin import DevicePlugin  # it loads gRPC
 
         decoding.build_decoders()
         parts = self._gpu_limits.parts(config) if self._gpu_limits is not None else None
-        if self._plugin is not None:
-            self._plugin.reconfigure(config, parts)
+        if self.plugin is not None:
+            self.plugin.reconfigure(config, parts)
         else:
-            self._plugin = self._started(DevicePlugin(self._paths, config, self._pods_known, parts))
+            plugin = DevicePlugin(self._paths, config, self._pods_known, parts)
+            try:
+                plugin.start()
+            except BaseException:
+                plugin.close()
+                raise
+            self.plugin = plugin
         if self._gpu_limits is not None:
             self._gpu_limits.start()
         gc.collect()
         gc.freeze()  # gRPC and the pools stay: later collections need not visit them
-
-    def _started(self, plugin: "DevicePlugin") -> "DevicePlugin":
-        try:
-            plugin.start()
-        except BaseException:
-            plugin.close()
-            raise
-        return plugin

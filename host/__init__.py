@@ -2,8 +2,8 @@
 
 `netlink` changes interfaces, addresses, VFs and RDMA devices, in the namespaces that `namespaces`
 opens. `netdev_move` moves an interface into a pod and restores it on the host; `announce` and
-`address_probe` send packets for its addresses. `sysfs` finds PCI functions, HCAs and GPUs, and how
-far they are from each other. Nothing here knows CNI or Kubernetes.
+`address_probe` send packets for its addresses. `sysfs` finds PCI functions, HCAs and GPUs, and the
+distances between them. This package depends on neither CNI nor Kubernetes.
 """
 
 from base import skip_init

@@ -1,9 +1,8 @@
 """Asks the link whether another machine has an address, before it is set here.
 
 IPv4 by ARP probes (RFC 5227, 2.1.1), IPv6 by the neighbour solicitations of duplicate address
-detection (RFC 4862, 5.4). Both have no sender's address, so that no neighbour learns it from us.
-All is over after a second, where RFC 5227 would have an interface wait for up to 9: the address
-was not used here before, and a pod waits.
+detection (RFC 4862, 5.4). Neither has a sender address, so no neighbour learns one. A probe takes
+one second: RFC 5227's 9 seconds are too long for a pod, whose address was not in use here before.
 """
 
 import select
@@ -24,7 +23,7 @@ from host.netlink.links import ARPHRD_INFINIBAND, Link
 PROBES = 3  # as in RFC 5227: PROBE_NUM
 _BETWEEN = 0.3  # seconds
 _LISTEN = 0.4  # seconds after the last probe
-_LOOK_EVERY = 0.1  # seconds between two looks whether the call is to end
+_LOOK_EVERY = 0.1  # seconds between two checkpoints of the call
 
 _ICMPV6, _HOPS = 58, 255
 _ND_SOLICIT, _ND_ADVERT = 135, 136  # RFC 4861, 4.3 and 4.4
@@ -33,7 +32,7 @@ _SOLICITED_NODE = bytes.fromhex("ff0200000000000000000001ff")  # RFC 4291, 2.7.1
 
 
 class _Target(msgspec.Struct, frozen=True):
-    """An address as it is sent, and what asks for it."""
+    """An address in bytes, and the packet that asks for it."""
 
     address: bytes
     protocol: int
@@ -42,10 +41,10 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -> dict[str, str]:
-    """Which of these addresses another machine on the link has: its hardware address for each.
+    """The addresses that another machine on the link has, each with its hardware address.
 
-    The interface must have carrier, none of the addresses, and for IPv6 the family enabled.
-    HostError if it cannot be asked.
+    The interface must have carrier, none of the addresses, and for IPv6 the family enabled. Raises
+    HostError.
     """
     mine = packets.octets(link.mac)
     targets = {address: _target(link, mine, address) for address in addresses}
@@ -79,9 +78,9 @@ def _listen(
     seconds: float,
     found: dict[str, str],
 ) -> None:
-    """Put who has which address into `found`, for so long, or until all of them are there."""
+    """Put the owners of addresses into `found`, until the time is over or all are found."""
     end = time.monotonic() + seconds
-    protocols = {each.fileno(): protocol for protocol, each in sockets.items()}
+    protocols = {opened.fileno(): protocol for protocol, opened in sockets.items()}
     poll = select.poll()
     for descriptor in protocols:
         poll.register(descriptor, select.POLLIN)
@@ -112,8 +111,7 @@ def _target(link: Link, mine: bytes, address: str) -> _Target:
 
 
 def solicitation(address: bytes) -> bytes:
-    """An IPv6 packet with a neighbour solicitation from the unspecified address, which has no
-    option (RFC 4861, 4.3)."""
+    """An IPv6 packet with a neighbour solicitation, unspecified sender, no option (RFC 4861)."""
     group = _SOLICITED_NODE + address[-3:]
     message = struct.pack("!BBHI", _ND_SOLICIT, 0, 0, 0) + address
     pseudo = _UNSPECIFIED + group + struct.pack("!II", len(message), _ICMPV6)  # RFC 8200, 8.1
@@ -138,7 +136,7 @@ def _multicast(link: Link, group: bytes) -> bytes:
 
 
 def _owner(payload: bytes, target: _Target, mine: bytes) -> bytes | None:
-    """The hardware address of who has the address, as far as a packet says; None if it does not."""
+    """The hardware address of the address' owner in a packet; `None` if the packet names none."""
     if target.protocol == packets.ETH_P_ARP:
         return _owner_by_arp(payload, target.address, mine)
     return _owner_by_advertisement(payload, target.address)
@@ -157,7 +155,7 @@ def _owner_by_arp(payload: bytes, address: bytes, mine: bytes) -> bytes | None:
 
 
 def _owner_by_advertisement(payload: bytes, address: bytes) -> bytes | None:
-    """An advertisement of the address, which comes from its link alone (hop limit 255)."""
+    """An advertisement of the address from its own link (hop limit 255)."""
     if len(payload) < 64 or payload[6:8] != bytes((_ICMPV6, _HOPS)):
         return None
     if payload[40] != _ND_ADVERT or payload[48:64] != address:

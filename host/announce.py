@@ -25,8 +25,7 @@ ROUTE_TIME = 0.2  # seconds
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> list[str]:
     """Send one announcement for each address (CIDR) of an interface that has carrier.
 
-    Returns a text for each one that failed. Neighbours that know the address by another hardware
-    address then ask again some time later, so no caller fails for it.
+    Returns a text for each failure, after which neighbours ask again some time later.
     """
     ips = [cidr.partition("/")[0] for cidr in addresses]
     mac = packets.octets(link.mac)
@@ -50,11 +49,8 @@ def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> l
 
 
 def neighbour_advertisement(mac: bytes, address: bytes) -> bytes:
-    """An unsolicited NA with the override flag (RFC 4861, 7.2.6). The kernel adds the checksum.
-
-    The option has padding before an InfiniBand address (RFC 4391, 9.3): 2 + 2 + 20 bytes.
-    """
-    padding = b"\0\0" if len(mac) == 20 else b""
+    """An unsolicited NA with the override flag (RFC 4861, 7.2.6). The kernel adds the checksum."""
+    padding = b"\0\0" if len(mac) == 20 else b""  # on InfiniBand (RFC 4391, 9.3)
     option = padding + mac
     units = (2 + len(option)) // 8
     head = struct.pack("!BBHI", ND_NEIGHBOR_ADVERT, 0, 0, ND_NA_FLAG_OVERRIDE)
@@ -71,7 +67,7 @@ def _send_advertisement(link: Link, source: str, message: bytes) -> None:
 
 
 def _has_route(sender: socket.socket, link: Link) -> bool:
-    """Whether the kernel has added the multicast route, which it does after it shows carrier."""
+    """Whether the kernel has added the multicast route, which it does after it reports carrier."""
     try:
         sender.connect((ALL_NODES, 0, 0, link.index))
     except OSError as error:

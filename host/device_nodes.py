@@ -8,7 +8,7 @@ import msgspec
 
 from base.paths import Paths
 from host.errors import HostError
-from host.sysfs.tree import CharacterDevice
+from host.sysfs.discovery import CharacterDevice
 
 
 class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,10 +21,7 @@ class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
-    """The node at a path of the host.
-
-    Raises HostError, which says what to do if it is `missing`, or is something `other`.
-    """
+    """The node at a path of the host. Raises HostError with the remedy `missing` or `other`."""
     try:
         status = host.stat()
     except OSError as error:
@@ -36,15 +33,15 @@ def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
 
 
 def verify(paths: Paths, device: CharacterDevice) -> DeviceNode:
-    """The node of an RDMA device, which must have its numbers in sysfs. Raises HostError."""
+    """The node of an RDMA device. Raises HostError if its numbers are not those in sysfs."""
     host, numbers = paths.dev / "infiniband" / device.name, f"{device.major}:{device.minor}"
-    told = f"sysfs says it is {numbers}"
-    missing = f"{told}: is udev running, and is this the host's /dev?"
-    other = f"{told}: remove it and run `udevadm trigger`"
+    in_sysfs = f"sysfs has {numbers}"
+    missing = f"{in_sysfs}: is udev running, and is this the host's /dev?"
+    other = f"{in_sysfs}: remove it and run `udevadm trigger`"
     node = look_up(host, f"/dev/infiniband/{device.name}", missing, other)
     if (node.major, node.minor) != (device.major, device.minor):
         raise HostError(
-            f"{host}: is {node.major}:{node.minor}, sysfs says {numbers}: the driver was reloaded "
-            "and the node is from before: is udev running?"
+            f"{host}: is {node.major}:{node.minor}, {in_sysfs}: the driver was reloaded and the "
+            "node is older: is udev running?"
         )
     return node

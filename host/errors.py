@@ -1,11 +1,11 @@
-"""The exceptions of this package. Their texts can be understood alone."""
+"""The exceptions of this package. Each text is complete."""
 
 import errno
 import os
 
 
 class HostError(Exception):
-    """The kernel refused something, or something does not exist. The text says what and why.
+    """The kernel refused a request, or an object does not exist. The text names object and reason.
 
     `code` is the kernel's errno, or 0.
     """
@@ -14,7 +14,7 @@ class HostError(Exception):
 
 
 class NamespaceGone(HostError):
-    """The network namespace has gone: its path does not exist or is not a namespace any more."""
+    """The network namespace has gone: its path does not exist or leads to another file."""
 
 
 class LinkMissing(HostError):
@@ -22,8 +22,8 @@ class LinkMissing(HostError):
 
 
 def explained(what: str, code: int, words: str = "") -> HostError:
-    """The HostError for an errno that the kernel answered to `what`, with its own words if any."""
-    # For this number Python has two names and prefers the one that the kernel does not use.
+    """The HostError for an errno that the kernel returned for `what`, with the kernel's words."""
+    # Python has two names for this number, and prefers the one that the kernel does not use.
     name = "EOPNOTSUPP" if code == errno.EOPNOTSUPP else errno.errorcode.get(code, code)
     reason = f"{os.strerror(code)} ({name})"
     error = HostError(f"{what}: {reason}: {words}" if words else f"{what}: {reason}")

@@ -1,8 +1,8 @@
-"""The settings of an interface's driver: what ethtool(8) -k, -l, -g, -c show (linux/ethtool.h).
+"""The settings of an interface's driver, as in ethtool(8) -k, -l, -g, -c (linux/ethtool.h).
 
 The kernel keeps them when an interface moves to another network namespace, and root of that
-namespace may change them. They are asked for by ioctl(2): a struct that was read is what restores
-it, while ethtool_netlink has bit sets to compute, and pyroute2 has classes for one of the five.
+namespace may change them. This module uses ioctl(2), where the struct that was read also restores
+the settings: ethtool_netlink would need bit sets, and pyroute2 has classes for one of the five.
 """
 
 import ctypes
@@ -19,16 +19,15 @@ SIOCETHTOOL = 0x8946
 _IFREQ = struct.Struct("=16sQ16x")  # struct ifreq: the name, the address of the command
 _COMMAND = struct.Struct("=I")
 _FEATURES = 0x3A, 0x3B  # ETHTOOL_GFEATURES, ETHTOOL_SFEATURES
-_BLOCKS = 2  # of 32 features each; later kernels have as many
-_HEAD = struct.Struct(
-    "=II"
-)  # struct ethtool_gfeatures, ethtool_sfeatures: command, number of blocks
+_BLOCKS = 2  # of 32 features each, also in later kernels
+# struct ethtool_gfeatures, ethtool_sfeatures: command, number of blocks
+_HEAD = struct.Struct("=II")
 _GET_BLOCK = struct.Struct("=IIII")  # available, requested, active, never changed
 _SET_BLOCK = struct.Struct("=II")  # which, on
 
 
 class _StructCommands(msgspec.Struct, frozen=True):
-    """Two commands with one struct: the first fills it in, the second takes it back."""
+    """Two commands with one struct: the first fills it in, the second sets it."""
 
     get: int
     set: int
@@ -45,48 +44,42 @@ FEATURES = "features"
 
 
 def settings(route: Rtnetlink, name: str) -> dict[str, str]:
-    """The settings that the interface's driver has, in hexadecimal.
-
-    The interface is in the socket's namespace.
-    """
+    """The settings of the driver of an interface in the socket's namespace, in hexadecimal."""
     found = {}
-    for what in (FEATURES, *_COMMANDS):
+    for setting in (FEATURES, *_COMMANDS):
         try:
-            found[what] = _read(route, name, what).hex()
+            found[setting] = _read(route, name, setting).hex()
         except OSError:  # the driver has none
             continue
     return found
 
 
-def restore(route: Rtnetlink, name: str, wanted: Mapping[str, str]) -> list[str]:
-    """Restore the settings that differ from those that `settings` read; the refused ones, and why.
-
-    A driver may refuse what it showed, or show what it adapts by itself.
-    """
+def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str]:
+    """Restore the settings that differ from those of `settings`. Returns the refusals."""
     refusals = []
-    for what, value in wanted.items():
+    for setting, value in earlier.items():
         try:
-            now, then = _read(route, name, what), bytes.fromhex(value)
+            now, then = _read(route, name, setting), bytes.fromhex(value)
             if now != then:
-                _write(route, name, what, now, then)
+                _write(route, name, setting, now, then)
         except OSError as error:
-            text = f'restoring {what} of "{name}" as ethtool does'
+            text = f'restoring {setting} of "{name}" as ethtool does'
             refusals.append(str(explained(text, error.errno or 0)))
     return refusals
 
 
-def _read(route: Rtnetlink, name: str, what: str) -> bytes:
-    """The struct of a setting, without its command; of the features those that are requested."""
-    if what != FEATURES:
-        command = _COMMANDS[what]
+def _read(route: Rtnetlink, name: str, setting: str) -> bytes:
+    """The struct of a setting, without its command; of the features, the requested ones."""
+    if setting != FEATURES:
+        command = _COMMANDS[setting]
         return _ioctl(route, name, command.get, bytes(command.size - _COMMAND.size))
     blocks = _feature_blocks(route, name)
     return b"".join(_COMMAND.pack(requested) for _, requested, _, _ in blocks)
 
 
-def _write(route: Rtnetlink, name: str, what: str, now: bytes, then: bytes) -> None:
-    if what != FEATURES:
-        _ioctl(route, name, _COMMANDS[what].set, then)
+def _write(route: Rtnetlink, name: str, setting: str, now: bytes, then: bytes) -> None:
+    if setting != FEATURES:
+        _ioctl(route, name, _COMMANDS[setting].set, then)
         return
     pairs = zip(
         _feature_blocks(route, name),
@@ -111,7 +104,7 @@ def _feature_blocks(route: Rtnetlink, name: str) -> list[tuple[int, ...]]:
 
 
 def _ioctl(route: Rtnetlink, name: str, command: int, rest: bytes) -> bytes:
-    """Pass a struct that begins with the command; the rest of it as the kernel left it. OSError."""
+    """Pass a struct that begins with the command. Returns the kernel's values behind it."""
     passed = ctypes.create_string_buffer(_COMMAND.pack(command) + rest, _COMMAND.size + len(rest))
     encoded = name.encode(errors="surrogateescape")
     fcntl.ioctl(route, SIOCETHTOOL, _IFREQ.pack(encoded, ctypes.addressof(passed)))

@@ -1,9 +1,9 @@
 """Mounts, and the mount namespace of the host.
 
-An agent in a container mounts in the host's namespace: what it mounts in its own no runtime sees.
+An agent in a container mounts in the host's namespace, because no runtime sees mounts in its own.
 setns(2) moves a thread into a mount namespace only if it shares its root and working directory with
-no other one (unshare(2), CLONE_FS), and there is no way back. So each such work has a thread of its
-own, which ends with it.
+no other thread (unshare(2), CLONE_FS), and it cannot move back. So each such task runs in a new
+thread.
 
 Sources: mount(2), umount2(2), setns(2), unshare(2).
 """
@@ -34,7 +34,7 @@ def mount(source: str, target: Path, kind: str, flags: int, options: str = "") -
 
 
 def unmount(target: Path) -> None:
-    """Take away all that is mounted at `target`, at once; who uses it keeps it. Raises OSError."""
+    """Detach all mounts at `target`. Processes that use them keep them. Raises OSError."""
     while _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
         pass
     code = ctypes.get_errno()
@@ -43,23 +43,20 @@ def unmount(target: Path) -> None:
 
 
 def below(directory: Path) -> list[Path]:
-    """Where something is mounted below `directory`, the deepest first. Raises OSError."""
+    """The mount points below `directory`, the deepest first. Raises OSError."""
     lines = procfs.lines(os.fsdecode(Path("/proc/thread-self/mountinfo").read_bytes()))
     points = {procfs.unescaped(line.split(" ", 5)[4]) for line in lines}
     return [Path(point) for point in sorted(points)[::-1] if point.startswith(f"{directory}/")]
 
 
 def unmount_below(directory: Path) -> None:
-    """Take away all that is mounted below `directory`; who uses it keeps it. Raises OSError."""
+    """`unmount` everything below `directory`. Raises OSError."""
     for point in below(directory):
         unmount(point)
 
 
 def in_host(act: Callable[[], T]) -> T:
-    """What `act` returns, with the host's root directory and mounts. Raises OSError, and its own.
-
-    Without another namespace of the host that is this thread's own work.
-    """
+    """Run `act` with the host's root directory and mounts. Raises OSError."""
     host = procfs.path("1/ns/mnt")
     try:
         descriptor = os.open(host, os.O_RDONLY | os.O_CLOEXEC)

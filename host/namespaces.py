@@ -1,4 +1,4 @@
-"""Network namespaces: open one, and enter it for a while with the calling thread.
+"""Network namespaces: open one, and enter it with the calling thread.
 
 A path may be replaced at any time, so a namespace is opened once and used by its descriptor.
 setns(2) moves only the calling thread, and a socket stays in the namespace where it was created.
@@ -11,9 +11,8 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from base.types import NetnsIdentity, NetnsInode
 from host import procfs
@@ -36,16 +35,15 @@ class NetworkNamespace:
         self.path = path
         self._identity: NetnsIdentity | None = None
         self.seen_from = ""
-        """`where` the path led here at `look_at_path`; "" if it does not in our mounts."""
+        """`where` of the path, if it led here at `look_at_path`; "" if it did not."""
 
     @classmethod
     def open(cls, path: str, descriptor: int | None = None) -> "NetworkNamespace":
         """Open the network namespace at `path`.
 
-        With `descriptor`, that is duplicated instead, and the path need not exist here; the
-        caller keeps its own. Raises NamespaceGone if there is nothing at the path, or not a
-        network namespace, and HostError if it cannot be opened for another reason (no free
-        descriptor, no permission), which says nothing about the namespace.
+        With `descriptor`, that is duplicated instead, and the path need not exist here. Raises
+        NamespaceGone if the path does not lead to a network namespace, and HostError if it cannot
+        be opened for another reason (no free descriptor, no permission).
         """
         try:
             # O_NONBLOCK: opening a FIFO at this path would wait
@@ -69,27 +67,24 @@ class NetworkNamespace:
 
     @classmethod
     def own(cls) -> "NetworkNamespace":
-        """The one that the calling thread is in."""
+        """The calling thread's namespace."""
         return cls(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC), _OWN)
 
     @property
     def inode(self) -> NetnsInode:
-        """Its inode number, unique while it is open. The kernel reuses numbers later."""
+        """The inode number, unique while the namespace is open. The kernel reuses numbers later."""
         return NetnsInode(os.fstat(self.descriptor).st_ino)
 
     @property
     def identity(self) -> NetnsIdentity:
-        """A text that identifies it among all namespaces of this boot (its cookie)."""
+        """A text that identifies the namespace among all of this boot (its cookie)."""
         if self._identity is not None:
             return self._identity
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
             return self.identify_by(inside)
 
     def identify_by(self, inside: socket.socket) -> NetnsIdentity:
-        """Its identity, as a socket of the namespace shows it: then no thread has to enter it.
-
-        Only the namespace's number is shown before Linux 5.14.
-        """
+        """The identity from a socket in the namespace; before Linux 5.14 only the inode number."""
         try:
             cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
         except OSError:
@@ -99,14 +94,11 @@ class NetworkNamespace:
         return self._identity
 
     def look_at_path(self) -> None:
-        """Find out whether the path leads here, for `seen_from` and `was_removed`."""
+        """Check whether the path leads here, for `seen_from` and `was_removed`."""
         self.seen_from = where(self.path) if self._path_leads_here() else ""
 
     def was_removed(self) -> bool:
-        """Whether the path no longer leads here, because the runtime removed the sandbox.
-
-        False if it did not lead here at `look_at_path`.
-        """
+        """Whether the runtime removed the path since it led here at `look_at_path`."""
         return self.seen_from != "" and not self._path_leads_here()
 
     def _path_leads_here(self) -> bool:
@@ -118,10 +110,9 @@ class NetworkNamespace:
 
     @classmethod
     def find(cls, identity: str) -> "NetworkNamespace | None":
-        """The namespace with that identity, if a process that we can see is in it.
+        """The namespace with that identity, if a visible process is in it.
 
-        A namespace outlives its path while a process is in it. Raises HostError if it was not
-        found and some processes may not be examined.
+        Raises HostError if it was not found and some processes may not be examined.
         """
         seen = set()
         hidden = ""
@@ -135,22 +126,19 @@ class NetworkNamespace:
             except (FileNotFoundError, ProcessLookupError, NamespaceGone):
                 continue  # the process has ended
             except (OSError, HostError) as error:
-                if _exists(entry):  # else the process has ended, which may be told as EACCES
+                if _exists(entry):  # else the process has ended: the kernel may report EACCES
                     hidden = hidden or f"{entry}: {error}"
                 continue
             if namespace.identity == identity:
                 return namespace
             os.close(namespace.descriptor)
         if hidden:
-            raise HostError(f"cannot tell whether a network namespace still exists ({hidden})")
+            raise HostError(f"cannot determine whether a network namespace still exists ({hidden})")
         return None
 
     @classmethod
     def every(cls) -> "Iterator[NetworkNamespace]":
-        """Open every visible namespace: those of processes, and the names below /run/netns.
-
-        Runtimes and ip-netns(8) keep names there. The caller closes the namespaces.
-        """
+        """Open every visible namespace: of processes, and below /run/netns. Callers close them."""
         seen = set()
         for path in (*Path("/run/netns").glob("*"), *_of_processes()):
             try:
@@ -162,46 +150,28 @@ class NetworkNamespace:
             except (OSError, HostError):
                 continue  # it has gone, or may not be examined
 
-    def entered(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def entered(self) -> Iterator[None]:
         """The calling thread is in the namespace during the block, and returns in any case."""
-        return _Visit(self)
+        own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            setns(self.descriptor, f'cannot enter netns "{self.path}"')
+            try:
+                yield
+            finally:
+                setns(own, "cannot return to the host's network namespace")
+        finally:
+            os.close(own)
 
     def __enter__(self) -> "NetworkNamespace":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         os.close(self.descriptor)
 
 
-class _Visit:
-    """A thread's stay in a namespace."""
-
-    def __init__(self, namespace: NetworkNamespace) -> None:
-        self._namespace = namespace
-        self._own = -1
-
-    def __enter__(self) -> None:
-        self._own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            setns(self._namespace.descriptor, f'cannot enter netns "{self._namespace.path}"')
-        except BaseException:
-            os.close(self._own)
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            setns(self._own, "cannot return to the host's network namespace")
-        finally:
-            os.close(self._own)
-
-
 def _of_processes() -> Iterator[Path]:
-    """The namespaces of processes, any of which may end at any moment: Path.glob would raise."""
+    """The namespaces of processes. Any process may end at any moment: Path.glob would raise."""
     for name in os.listdir(procfs.path()):  # noqa: PTH208
         path = procfs.path(name) / "ns/net"
         if name.isdecimal() and _exists(path):
@@ -209,7 +179,7 @@ def _of_processes() -> Iterator[Path]:
 
 
 def _exists(path: Path) -> bool:
-    """Unlike Path.exists it raises nothing, also not for ESRCH."""
+    """Whether a path exists. Unlike Path.exists it never raises, not even for ESRCH."""
     return os.path.exists(path)  # noqa: PTH110
 
 
@@ -225,11 +195,12 @@ def where(path: str) -> str:
 
 
 def proves_absence(path: str, seen_from: str) -> bool:
-    """Whether a path that leads to no namespace here leads to none where it did (`where`).
+    """Whether a path that leads to no namespace here leads to none at `seen_from` (`where`).
 
-    In the same mount namespace it does. In another one, as after the start of another container, it
-    does if its directory is the same and has no such name: a runtime unmounts a namespace and then
-    removes the file. A file that is there may be mounted upon elsewhere.
+    In the same mount namespace this is certain. In another one, as after the start of another
+    container, it is certain if the path's directory is the same and has no such name: a runtime
+    unmounts a namespace and then removes the file. A file that exists may be a mount point
+    elsewhere.
     """
     mounts, _, directory = seen_from.partition(" ")
     if mounts == view():
@@ -248,19 +219,19 @@ def _directory(path: str) -> str:
 
 
 def view() -> str:
-    """The calling thread's mount namespace: a path means the same in the same one."""
+    """The calling thread's mount namespace, within which a path has one meaning."""
     return os.readlink("/proc/thread-self/ns/mnt")  # noqa: PTH115
 
 
 class Home:
-    """The network namespace that a process works in, to which its threads return."""
+    """The network namespace of a process, to which its threads return."""
 
     def __init__(self) -> None:
         self._descriptor = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         self._inode = os.fstat(self._descriptor).st_ino
 
     def restore(self) -> bool:
-        """Move the calling thread back into it if it is elsewhere. False if that fails."""
+        """Move the calling thread back if it is elsewhere. Returns False if that fails."""
         try:
             if os.stat(_OWN).st_ino != self._inode:  # noqa: PTH116
                 setns(self._descriptor, "cannot return to the host's network namespace")

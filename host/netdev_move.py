@@ -24,8 +24,8 @@ MODES = links.FLAGS["promisc"] | links.FLAGS["allmulti"]
 _FLAGS = sum(links.FLAGS.values())
 
 # A move holds the kernel's RTNL lock for ~16 ms (it waits for all CPUs), and the kernel grants the
-# lock in order of arrival. If all threads moved as soon as they could, each interface would wait
-# for its address until all the others were moved. With two at a time the lock is never idle.
+# lock in order of arrival. If all threads moved at once, each interface would get its address only
+# after all moves. With two at a time the lock is never idle.
 _moving = threading.BoundedSemaphore(2)
 
 
@@ -34,13 +34,13 @@ class NameTaken(HostError):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Identifies an attachment's interface. `key` is the attachment's key."""
+    """Identifies an attachment's interface."""
 
-    key: str  # 32 hex digits
+    key: str  # the attachment's, 32 hex digits
 
     @property
     def alias(self) -> str:
-        """The alias that the interface has once it is moved."""
+        """The alias of the interface after the move."""
         return ALIAS_PREFIX + self.key
 
     @property
@@ -50,11 +50,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of an interface on the host, to be restored. The journal keeps them.
-
-    What has its default is not known, and is not restored. Neither is an address of "" or an MTU of
-    0.
-    """
+    """The properties of an interface on the host, to be restored. Defaults are not restored."""
 
     name: str
     kind: str
@@ -91,10 +87,7 @@ def origin_of(link: Link) -> Origin:
 
 
 def require_free(pod: Rtnetlink, name: str) -> None:
-    """Raise NameTaken if the pod has an interface with that name.
-
-    Check this before a move, because the kernel reports it only afterwards.
-    """
+    """Raise NameTaken if the pod has an interface of that name. A move would report it too late."""
     if not links.has_name(pod, name):
         return
     taken = links.find(pod, name)
@@ -112,11 +105,11 @@ def move_in(
     *,
     mtu: int = 0,
 ) -> Link:
-    """Move an interface into the pod, rename it to `name` and mark it. Returns it as in the pod.
+    """Move an interface into the pod, rename it to `name` and mark it. Returns it in its new state.
 
-    The caller must have checked that the name is free. The MTU is set with the move unless it is
-    0. The kernel may assign another index, so the interface is looked up again, without the RTNL
-    lock, which other moves hold. `addresses.configure` checks the mark.
+    The caller must have checked that the name is free. An MTU of 0 does not change. The kernel may
+    assign another index, so the interface is looked up again, without the RTNL lock, which other
+    moves hold. `interface_addresses.configure` checks the mark.
 
     Raises HostError, and LinkMissing if the interface with that name is not the moved one.
     """
@@ -129,7 +122,7 @@ def move_in(
         return msgspec.structs.replace(
             link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
         )
-    # The address may differ: a VF that goes down, as in a move, takes the address its PF has set.
+    # The address may differ: a VF that goes down, as in a move, takes the address set by its PF.
     moved = links.by_index(pod, seen.index) if seen is not None else None
     if moved is None or moved.alias != mark.alias:
         raise LinkMissing(f'"{name}" in the pod is not the interface that was moved')
@@ -139,8 +132,8 @@ def move_in(
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set an interface's hardware address (6 bytes).
 
-    An untrusted VF whose PF has set its address may not set any, not even the same one (igb). It
-    takes the PF's address when its driver resets it, which setting it down does.
+    An untrusted VF whose PF has set its address may set none (igb). It takes the PF's address when
+    it is set down.
     """
     try:
         link_changes.set_mac(route, link, mac)
@@ -158,18 +151,13 @@ def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
     """Find an attachment's interface in a namespace, under any name.
 
-    Args:
-        route: a socket in the namespace.
-        names: the names that it probably has, the most probable one first; tried first.
-        origin: its properties on the host.
-        mark: its mark. A pod can change or forge it.
-
-    A hardware interface is identified by its device, which a pod cannot change, and if the
-    function has two interfaces also by its mark or address. Any other interface is identified by
-    its mark, or by name, kind and address together.
+    `names` are tried first, in order: the first is the most probable one. A pod can change or forge
+    the mark. So a hardware interface is identified by its device, and if the function has two
+    interfaces also by its mark or address. Any other interface is identified by its mark, or by
+    name, kind and address together.
     """
     for position, name in enumerate(names):
-        # To ask whether there is such a name costs less than to look for an interface in vain.
+        # Checking whether a name exists costs less than a look-up that fails.
         likely = position == 0 or links.has_name(route, name)
         link = links.find(route, name) if likely else None
         if link is None or (origin.device and not _is_of_device(link, origin)):
@@ -179,13 +167,13 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
     present = links.every(route)
     if origin.device:
         same = [link for link in present if _is_of_device(link, origin)]
-        for wanted in (
+        for found in (
             [link for link in same if link.alias == mark.alias],
             [link for link in same if link.mac == origin.mac],
             same,
         ):
-            if len(wanted) == 1:
-                return wanted[0]
+            if len(found) == 1:
+                return found[0]
         return None
     return next((link for link in present if link.alias == mark.alias), None)
 
@@ -193,11 +181,10 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
 def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark) -> bool:
     """Move the interface, `name` in the pod, to the host and restore its properties there.
 
-    This also restores an interface that is on the host already: half restored, or returned by a
-    namespace that died (then `pod` is None). After a failure, call it again to continue.
-
-    Returns False if the interface is in neither namespace. Raises NameTaken if another interface
-    has its name now; then it is on the host, marked, under a temporary name.
+    Also restores an interface that is on the host already: half restored, or returned by a
+    namespace that died (then `pod` is `None`). After a failure, call it again to continue. Returns
+    False if the interface is in neither namespace. Raises NameTaken if another interface has its
+    name now; then it is on the host, marked, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
@@ -206,16 +193,13 @@ def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, m
 
 
 def restore_from(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> bool:
-    """The same as `restore`, of the interface `link` that was found in the pod."""
+    """`restore` of the interface `link`, which was found in the pod."""
     name = _move_out(host, pod, link, origin, mark)
     return _restore(host, origin, mark, name)
 
 
 def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> str:
-    """Move an interface to the host. It gets its old name and properties if the name is free.
-
-    Returns the name that it has there.
-    """
+    """Move an interface to the host, under its old name if that is free. Returns the name."""
     free = not links.has_name(host, origin.name)
     name = origin.name if free else mark.temporary_name
     link = _without_foreign_altnames(pod, link, origin)
@@ -239,10 +223,7 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
 
 
 def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> bool:
-    """Restore the properties of an interface on the host that differ. The mark goes last.
-
-    `name` is its name there, if that is known.
-    """
+    """Restore the properties of an interface on the host that differ. The mark goes last."""
     names = (name,) if name else (mark.temporary_name, origin.name)
     link = find(host, names, origin, mark)
     if link is None:
@@ -254,8 +235,8 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> boo
             link = msgspec.structs.replace(link, altnames=kept)
         if links.has_name(host, origin.name):
             raise NameTaken(
-                f'"{origin.name}" on the host is another interface now, so the one that came '
-                f'back from the pod is called "{link.name}": rename one of them'
+                f'"{origin.name}" on the host is another interface now, so the interface that came '
+                f'back from the pod has the name "{link.name}": rename one of them'
             )
         link_changes.rename(host, link, origin.name)
     mac = _address_to_restore(link, origin)
@@ -266,7 +247,7 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> boo
     _restore_settings(host, link, origin)
     if origin.up and not link.up:
         host.change(link_changes.up(link))
-    if link.alias != origin.alias:  # otherwise it is restored, and its names are the host's
+    if link.alias != origin.alias:  # otherwise it is restored already
         link = _without_foreign_altnames(host, link, origin)
     for altname in origin.altnames:
         if altname not in link.altnames:
@@ -284,7 +265,7 @@ def _restore_flags(route: Rtnetlink, link: Link, origin: Origin) -> None:
 
 
 def _restore_settings(host: Rtnetlink, link: Link, origin: Origin) -> None:
-    """Restore what a pod may have changed and a move keeps, where it differs."""
+    """Restore the settings that a pod may have changed and a move keeps."""
     _restore_flags(host, link, origin)
     changed = {
         name: value
@@ -304,7 +285,7 @@ def _is_of_device(link: Link, origin: Origin) -> bool:
 
 
 def _is_unmarked(link: Link, origin: Origin) -> bool:
-    """Whether an interface with the right name is the moved one, though it has lost its mark."""
+    """Whether an interface with the right name is the moved one that has lost its mark."""
     same = (link.device, link.kind, link.mac) == (origin.device, origin.kind, origin.mac)
     return same and not link.alias.startswith(ALIAS_PREFIX)
 
@@ -327,8 +308,8 @@ def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> L
 def _drop_clashing_altnames(source: Rtnetlink, target: Rtnetlink, link: Link, name: str) -> None:
     """Remove alternative names that prevent a move.
 
-    If one equals the new name, the rename fails after the move. If another interface in the
-    target has one, the kernel refuses the move, or before Linux 6.6 mixes the two up.
+    If one equals the new name, the rename fails after the move. If another interface in the target
+    has one, the kernel refuses the move, or before Linux 6.6 confuses the two.
     """
     for altname in link.altnames:
         if altname == name or links.has_name(target, altname):

@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def octets(mac: str) -> bytes:
-    """A hardware address as it is sent."""
+    """The bytes of a hardware address."""
     return bytes.fromhex(mac.replace(":", ""))
 
 
@@ -34,8 +34,7 @@ def arp_request(link_type: int, mac: bytes, sender: bytes, target: bytes) -> byt
 
 
 def packet_address(link: Link, protocol: int, destination: bytes = b"") -> bytes:
-    """A sockaddr_ll of an Ethernet protocol with a hardware address of the link, of its length: the
-    link's broadcast address if no `destination` is given."""
+    """A sockaddr_ll for a hardware address of any length, by default the link's broadcast."""
     destination = destination or octets(link.broadcast)
     # packet(7): family, protocol (network order), index, hardware type, packet type, length
     return (
@@ -47,7 +46,7 @@ def packet_address(link: Link, protocol: int, destination: bytes = b"") -> bytes
 
 
 def send(sender: socket.socket, payload: bytes, address: bytes) -> None:
-    """Send the payload of a frame to a `packet_address`. OSError."""
+    """Send the payload of a frame to a `packet_address`. Raises OSError."""
     sent = _libc.sendto(sender.fileno(), payload, len(payload), 0, address, len(address))
     if sent < 0:
         error = ctypes.get_errno()
@@ -55,8 +54,7 @@ def send(sender: socket.socket, payload: bytes, address: bytes) -> None:
 
 
 def packet_socket(stack: ExitStack) -> socket.socket:
-    """A socket for the payload of frames, in the namespace that the calling thread is in. It only
-    sends until it is bound to a protocol. The stack closes it, outside the namespace."""
+    """A socket for frames' payload, in the thread's namespace. Before a bind it only sends."""
     sender = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
     stack.callback(_closer.close, sender)
     return sender
@@ -65,27 +63,24 @@ def packet_socket(stack: ExitStack) -> socket.socket:
 class _Closer:
     """Closes packet sockets in a thread, so that no call waits for it.
 
-    packet_release (net/packet/af_packet.c) waits for an RCU grace period, ~16 ms, as long as the
-    interface's move takes. The thread lasts: to start one takes 0.2 ms of CPU, a tenth of an ADD.
+    packet_release (net/packet/af_packet.c) waits ~16 ms for an RCU grace period, as long as the
+    interface's move takes. The thread stays: starting one takes 0.2 ms of CPU, a tenth of an ADD.
     """
 
     def __init__(self) -> None:
         self._sockets: SimpleQueue[socket.socket] = SimpleQueue()
         self._starting = threading.Lock()
-        self._process = 0  # the one that has the thread: a forked child has none
+        self._process = 0  # the process with the thread: a forked child has none
 
     def close(self, sender: socket.socket) -> None:
-        """Close the socket soon. Call this outside of pods' namespaces.
-
-        A thread starts in its creator's namespace and would keep that alive.
-        """
+        """Close the socket soon. Outside of pods' namespaces: a new thread would keep one alive."""
         if self._process != os.getpid() and not self._is_started():
             sender.close()
         else:
             self._sockets.put(sender)
 
     def _is_started(self) -> bool:
-        """Whether there is a thread; False if the limit of threads is reached."""
+        """Whether the thread runs; False if the limit of threads is reached."""
         with self._starting:
             if self._process != os.getpid():
                 try:

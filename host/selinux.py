@@ -1,7 +1,7 @@
-"""Labels by which SELinux lets containers use files of the host.
+"""SELinux labels with which containers may use files of the host.
 
-A container may use files of few types only, wherever they are mounted from. A runtime labels the
-volumes of a pod, and what a CDI file or a device plugin has mounted it leaves as it is.
+Containers may use files of few types only, wherever they are mounted from. A runtime labels the
+volumes of a pod, but not the mounts of a CDI file or a device plugin.
 
 Sources: container.te and container.fc of container-selinux; selinux(8), xattr(7).
 """
@@ -14,7 +14,7 @@ from base.problems import Problems
 
 READ = b"system_u:object_r:container_ro_file_t:s0"
 WRITE = b"system_u:object_r:container_file_t:s0"
-"""Without categories: the containers of all pods may use such a file, if they have it mounted."""
+"""Without categories: the containers of all pods may use such a file, if it is mounted there."""
 
 ATTRIBUTE = "security.selinux"
 
@@ -22,11 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class ContainerLabels:
-    """Labels files for containers, on a node whose kernel has SELinux; else it does nothing.
-
-    `sys` is where sysfs is. It logs a failure: containers cannot use the file then, and what needs
-    it fails there.
-    """
+    """Labels files for containers, on a node with SELinux. It logs a failure."""
 
     def __init__(self, sys: Path) -> None:
         self._switch = sys / "fs/selinux/enforce"
@@ -41,12 +37,12 @@ class ContainerLabels:
                 os.setxattr(path, ATTRIBUTE, label, follow_symlinks=False)
             self._problems.tell("SELinux", None)
         except OSError as error:
-            text = f"cannot get the label {label.decode()}: {error.strerror}"
-            self._problems.tell("SELinux", f"{path} {text}: containers may not use it")
+            text = f"{path} cannot get the label {label.decode()}: {error.strerror}"
+            self._problems.tell("SELinux", f"{text}: containers may not use it")
 
 
 def _label(path: Path) -> bytes:
-    """The label of a file; b"" if it has none."""
+    """The label of a file, or b""."""
     try:
         return os.getxattr(path, ATTRIBUTE, follow_symlinks=False).rstrip(b"\0")
     except OSError:

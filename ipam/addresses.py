@@ -1,9 +1,9 @@
-"""IP addresses as integers of one ordered space, and the text that configurations hold.
+"""IP addresses as integers of one ordered space, and their text in configurations.
 
-An address is an `int` of 128 bits; IPv4 is in its IPv4-mapped place (::ffff:0:0/96), so that
-both families share one key space and 10.0.0.1 and ::ffff:10.0.0.1 are one address, as for the
-kernel. Text is read as whereabouts reads it (k8s.io/utils/net ParseIPSloppy): leading zeros of
-IPv4 octets are decimal.
+An address is an `int` of 128 bits. IPv4 is in its IPv4-mapped place (::ffff:0:0/96), so that both
+families share one key space, and 10.0.0.1 and ::ffff:10.0.0.1 are one address, as for the kernel.
+Text is read as whereabouts reads it (k8s.io/utils/net ParseIPSloppy): leading zeros of IPv4 octets
+are decimal.
 """
 
 import re
@@ -49,11 +49,10 @@ class Network(NamedTuple):
 
 
 def family(address: int) -> int:
-    """4 or 6."""
     return 4 if MAPPED_FIRST <= address <= MAPPED_LAST else 6
 
 
-@lru_cache(1024)  # a call asks for the same few several times
+@lru_cache(1024)
 def text(address: int) -> str:
     """The canonical text (RFC 5952 for IPv6)."""
     if family(address) == 4:
@@ -62,13 +61,13 @@ def text(address: int) -> str:
 
 
 def parse(written: str) -> int:
-    """The address that `written` names. ValueError if it is not an address; no prefix, no zone."""
+    """The address in the text, without prefix or zone. Raises ValueError."""
     found = address_text.address(_without_zeros(written))
     return int(found) + _offset(found.version)
 
 
 def parse_interface(written: str) -> tuple[int, Network]:
-    """`10.0.0.5/24` as the address and the network it is in. ValueError if it is not a CIDR."""
+    """`10.0.0.5/24` as the address and its network. Raises ValueError."""
     found = address_text.network(_without_zeros(written))
     if found.is_ipv4_mapped():
         raise ValueError(f"invalid CIDR {written}: an IPv4-mapped network needs /96 or longer")
@@ -78,7 +77,7 @@ def parse_interface(written: str) -> tuple[int, Network]:
 
 
 def parse_interval(written: str) -> Interval:
-    """A network, one address, or `A-B`, as the addresses it covers. ValueError otherwise."""
+    """A network, one address, or `A-B`, as an interval. Raises ValueError."""
     first_text, dash, last_text = written.partition("-")
     if dash:
         first, last = parse(first_text.strip()), parse(last_text.strip())

@@ -1,4 +1,4 @@
-"""How an interface plugin calls its IPAM plugin: this package in-process, others as a process.
+"""Calls an interface plugin's IPAM plugin: ours in-process, any other as a process.
 
 `Delegation` chooses by `ipam.type`. Its choice has the verbs, and `undo` for an ADD that fails in a
 later step.
@@ -25,11 +25,11 @@ from policy import rules
 from policy.allowance import Allowance, of_anyone, of_pod
 
 OURS, *TAKEN_OVER = SERVED
-"""Ours, and types of others that ours serves where no executable of theirs is installed."""
+"""Our type, and types that our plugin serves if no other plugin is installed for them."""
 _NONE = IpamConfig()
-_MOST_ANSWERED = 32  # addresses of other machines that one ADD passes over
+_MOST_ANSWERED = 32  # addresses of other machines that one ADD skips
 _MARK = b"podfabric"
-_MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for it
+_MARK_WITHIN = 1 << 20  # bytes of an executable in which the mark is searched
 
 
 class InProcess:
@@ -47,10 +47,8 @@ class InProcess:
 
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
         """At least one address for the request's attachment, for use on the link `segment`.
-
-        Interfaces with the same segment share a link. "" is an unknown link. `allowance` is what is
-        left of the attachment's with its device; None where no device is known.
-        """
+        Interfaces with one segment share a link. "" is an unknown link. `allowance` is the
+        attachment's remaining allowance with its device; `None` without a known device."""
         self._segment, self._allowance = segment, allowance or self._allowance
         with interrupts.held():
             result, self._grant = self._plugin.reserve(
@@ -60,15 +58,13 @@ class InProcess:
 
     @property
     def unprobed(self) -> Sequence[str]:
-        """Addresses of the last result that another machine may use: to be probed."""
+        """Addresses of the last result that must be probed: another machine may use them."""
         return self._grant.unprobed
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        """Note that they were probed, and for which of them which hardware address answered.
-
-        If there is any: a result with other addresses, to be probed too, where the configuration
-        has each address probed. Otherwise CNIError 11.
-        """
+        """Record probes and the hardware addresses that answered. If any answered: returns a result
+        with other addresses, to be probed too, if the configuration has each address probed.
+        Otherwise raises CNIError 11."""
         try:
             self._plugin.settle_probes(self._request, self._grant, answers)
         except AddressInUse as error:
@@ -84,34 +80,29 @@ class InProcess:
         return None
 
     def pass_unprobed(self, why: str) -> None:
-        """Note that they are set without a probe."""
         self._plugin.pass_unprobed(self._request, self._grant, why)
 
     def undo(self) -> None:
-        """Undo what `add` of this object did, if anything."""
         grant, self._grant = self._grant, Grant()
         if grant.granted:
             self._plugin.undo(grant)
 
     def delete(self) -> None:
-        """Release the addresses of the attachment."""
         self._plugin.delete(self._request)
 
     def check(self) -> None:
-        """Compare the request's prevResult with the reservations."""
         self._plugin.check(self._request)
 
     def gc(self) -> None:
-        """Release the addresses of attachments that the request does not list."""
         self._plugin.gc(self._request)
 
     def status(self) -> None:
-        """CNIError 50 or 51 if `add` could not succeed now."""
+        """Raise CNIError 50 or 51 if `add` could not succeed now."""
         self._plugin.status(self._request)
 
 
 class ForeignIpam:
-    """Another plugin's executable, for one call: as InProcess, but for probes."""
+    """Another plugin's executable, for one call. It has no probes."""
 
     unprobed: Sequence[str] = ()
 
@@ -125,7 +116,7 @@ class ForeignIpam:
         result = delegate.add(self._type, self._directory, self._request)
         self._added = True
         try:
-            if allowance is not None:  # its options are not ours to read, but its answer is
+            if allowance is not None:  # only its answer can be checked
                 address_policy.of_answer(allowance, self._type, result)
             if not result.ips:
                 raise CNIError(
@@ -173,11 +164,11 @@ IpamCall = InProcess | ForeignIpam
 
 
 class Delegation:
-    """The IPAM plugins of one node: ours, and the executables of others in `directory`.
+    """The IPAM plugins of one node: ours, and other executables in `directory`.
 
-    Ours is `plugin`, called in-process. It serves the types of TAKEN_OVER, too, unless
-    the directory has another plugin's executable of that name. Other plugins run
-    only if `policy` allows their type and the paths in their options.
+    Our `plugin` is called in-process. It also serves the types of TAKEN_OVER, unless the directory
+    has another plugin's executable of that name. Other plugins run only if `policy` allows their
+    type and the paths in their options.
     """
 
     def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
@@ -186,27 +177,21 @@ class Delegation:
         self._policy = policy
 
     def of_add(self, request: Request, allowance: Allowance) -> tuple[IpamCall | None, Allowance]:
-        """The IPAM plugin that an ADD names, if any, and what the attachment may use beside it.
-
-        CNIError 121 for what is not allowed.
-        """
+        """The IPAM plugin of an ADD, if any, and the attachment's remaining allowance. Raises
+        CNIError 121 for anything that is not allowed."""
         config = request.config.ipam
         _require_plain(config)
         if not config.type:
             return None, allowance
-        allowance = address_policy.of_type(allowance, config.type)
         if self._is_ours(config.type, request):
             allowance = self._plugin.permitted(request, allowance)
             return InProcess(request, self._plugin, allowance), allowance
-        require_allowed(config, allowance)
+        allowance = require_allowed(config, allowance)
         return ForeignIpam(config.type, self._directory, request), allowance
 
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
-        """The IPAM plugin that a CHECK or STATUS names, if any.
-
-        CNIError 121 if it is allowed for no pod. `added` is the configuration that the attachment's
-        ADD ran, which was allowed then.
-        """
+        """The IPAM plugin of a CHECK or STATUS, if any. Raises CNIError 121 if no pod may use it.
+        `added` is the configuration of the attachment's ADD, which was allowed then."""
         config = request.config.ipam
         if config != added:
             _require_plain(config)
@@ -217,12 +202,12 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
-        """The IPAM plugin for a DEL or a GC; None if it has nothing to release.
+        """The IPAM plugin for a DEL or a GC; `None` if it has nothing to release.
 
-        `added`: whether an ADD ran the same configuration, by the journal; None if the journal
-        cannot tell. What an ADD ran runs again, also if it is not allowed now. What no ADD ran has
-        nothing to release, and is skipped if it is not allowed or cannot be started, or if only the
-        runtime has its executable. If the journal cannot tell, that is a CNIError.
+        `added`: whether an ADD ran the same configuration, by the journal; `None` if the journal
+        cannot say. A plugin that an ADD ran runs again, even if it is not allowed now. A plugin
+        that no ADD ran has nothing to release, and is skipped if it is not allowed or cannot be
+        started. If the journal cannot say, this is a CNIError.
         """
         config = request.config.ipam
         if added or not config.type:
@@ -241,7 +226,7 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request)
 
     def _allowance(self, request: Request) -> Allowance:
-        """Of the pod of a DEL; a GC, and a DEL whose pod cannot be told, are for no pod."""
+        """The allowance of a DEL's pod. A GC, and a DEL of an unknown pod, are for no pod."""
         pod = Pod()
         if request.command == "DEL":
             with suppress(CNIError):
@@ -249,7 +234,7 @@ class Delegation:
         return of_pod(self._policy(), pod)
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
-        """Whether this package serves the type. CNIError 101 if that is uncertain."""
+        """Whether this package serves the type. Raises CNIError 101 if that is uncertain."""
         if ipam_type not in TAKEN_OVER:
             return ipam_type == OURS
         here = self._directory / ipam_type
@@ -258,7 +243,7 @@ class Delegation:
         for directory in request.path:
             elsewhere = Path(directory) / ipam_type
             if elsewhere.is_file() and not _is_own(elsewhere):
-                # It may have reserved addresses for the whole cluster, which this node cannot see.
+                # It may have cluster-wide reservations, which this node cannot see.
                 raise CNIError(
                     Code.DELEGATE,
                     f'"ipam.type": "{ipam_type}" is {elsewhere} for the runtime, and executables '
@@ -268,26 +253,26 @@ class Delegation:
         return True
 
 
-def require_allowed(config: IpamConfig, allowance: Allowance) -> None:
-    """Raise CNIError 121 for another IPAM plugin, or a path in its options, that is not allowed."""
-    address_policy.of_type(allowance, config.type)
+def require_allowed(config: IpamConfig, allowance: Allowance) -> Allowance:
+    """The remaining allowance. Raises CNIError 121 for a plugin or path that is not allowed."""
+    remaining = address_policy.of_type(allowance, config.type)
     address_policy.of_paths(config.options, allowance)
+    return remaining
 
 
 def _require_plain(config: IpamConfig) -> None:
     if config.ambiguous is not None:
         raise invalid_config(
-            f'"{config.ambiguous}" is a key that readers take for different ones: spell it as the '
+            f'"{config.ambiguous}" is read as different keys by different plugins: spell it as the '
             "specification does, and write it once"
         )
 
 
 def _is_own(path: Path) -> bool:
-    """Whether an executable is podfabric's."""
     try:
         if Path(os.path.realpath(path)).name == OURS:
             return True
         with path.open("rb") as file:
             return _MARK in file.read(_MARK_WITHIN)
     except OSError:
-        return False  # we would have made it readable
+        return False  # our own executables are readable

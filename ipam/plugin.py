@@ -1,17 +1,22 @@
 """The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS looks.
 
-ADD and CHECK read the configuration strictly. DEL and GC go by the attachment alone, so that they
-also release addresses reserved under an earlier configuration, or one that is broken now.
+ADD and CHECK read the configuration strictly. DEL and GC use the attachment alone, so they also
+release addresses that were reserved under an earlier or broken configuration.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from base import confined, interrupts
-from base.pod import Pod
+from base import confined, interrupts, locks
+from base.interrupts import Terminated
+from base.locks import Busy
 from base.text import printable
 from cni.spec.attachment import Attachment
+from cni.spec.entry import VERSIONS
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.notes import note
 from cni.spec.request import Request
@@ -30,10 +35,9 @@ from ipam.store.reservations import (
     Quota,
     RangeUsage,
     Reservation,
-    ReservedAddress,
     unnamed,
 )
-from ipam.store.usage import SeenRanges
+from ipam.store.sqlite_store import SeenRanges
 from ipam.store_choice import Stores
 from policy import rules
 from policy.allowance import Allowance, of_pod
@@ -41,16 +45,11 @@ from policy.rules import Policy
 
 
 class AddressPlugin:
-    """`podfabric-ipam`, for callers that hold the attachment's lock: see `executable`.
-
-    Only verbs that need the boot call `boot_id`. `policy` returns the rules of the node.
-    """
+    """`podfabric-ipam`, for callers that hold the attachment's lock, such as our interface plugins.
+    `boot_id` is called only by verbs that need the boot. `policy` returns the node's rules."""
 
     def __init__(
-        self,
-        stores: Stores,
-        boot_id: Callable[[], str],
-        policy: rules.Source = Policy,
+        self, stores: Stores, boot_id: Callable[[], str], policy: rules.Source = Policy
     ) -> None:
         self._stores = stores
         self._store = stores.of_node
@@ -63,8 +62,8 @@ class AddressPlugin:
         return bool(self._stores.options(request).probe)
 
     def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:
-        """Note what probes of the grant's `unprobed` have shown: `answers` has the hardware address
-        that answered for an address. AddressInUse if there is any."""
+        """Record the probes of the grant's `unprobed` addresses. `answers` maps addresses to the
+        hardware address that answered. Raises AddressInUse if there is any."""
         open_ = [
             each.reservation for each in grant.granted if each.reservation.address in grant.unprobed
         ]
@@ -74,28 +73,25 @@ class AddressPlugin:
         )
         if answers:
             error = AddressInUse(answers)
-            self._tell(request, error)
+            self._report(request, error)
             raise error
 
     def pass_unprobed(self, request: Request, grant: Grant, why: str) -> None:
-        """Tell people that the grant's addresses are used without a probe: they stay to be probed
-        by the next who can."""
-        self._tell(request, AddressUnprobed(grant.unprobed, why))
+        """Report that the grant's addresses are used without a probe. A later user probes them."""
+        self._report(request, AddressUnprobed(grant.unprobed, why))
 
-    def _tell(self, request: Request, error: CNIError) -> None:
+    def _report(self, request: Request, error: CNIError) -> None:
         note(printable(f"ADD {_attachment(request)}: {error}"))
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
-        """What the pod's attachment may use beside what its configuration asks of this plugin.
-
-        CNIError 121 for what is not allowed, 5 or 11 if that cannot be told.
-        """
-        allowed = of_pod(self._policy(), request.arguments.pod)
-        return self.permitted(request, address_policy.of_type(allowed, request.config.ipam.type))
+        """The pod's remaining allowance after its configuration. Raises CNIError 121 for anything
+        that is not allowed, 5 or 11 if the rules are unknown."""
+        return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
-        """The allowance with what the configuration asks of this plugin. CNIError 121."""
+        """The remaining allowance after the configuration. Raises CNIError 121."""
+        allowed = address_policy.of_type(allowed, request.config.ipam.type)
         return address_policy.of_configuration(allowed, *self._stores.asked(request))
 
     def reserve(
@@ -105,33 +101,32 @@ class AddressPlugin:
         allowed: Allowance | None = None,
         answered: Collection[int] = (),
     ) -> tuple[Result, Grant]:
-        """Reserve addresses; the result, and what `undo` needs.
+        """Reserve addresses; returns the result, and the grant that `undo` needs.
 
-        `segment` is the link on which the addresses are used; None takes the configuration's.
-        `allowed` is what is left of the attachment's allowance; None asks for it. `answered` are
-        addresses for which other machines have answered: they are not handed out.
+        The addresses are used on the link `segment`; `None` takes the configuration's. `allowed` is
+        the attachment's remaining allowance; `None` computes it. Other machines answered for the
+        addresses in `answered`, which are not handed out.
         """
         if allowed is None:
             allowed = self.allowance(request)
         options, final = self._stores.asked(request)
-        if options.pools:  # they may have changed since the rules were asked
+        if options.pools:  # they may have changed since the rules were applied
             allowed = address_policy.of_configuration(allowed, options, final)
-        sets = [range_set.without(answered) for range_set in final]
+        owner, paths = _owner(request, allowed), allowed.host_paths
+        may_be_private = allowed.may("private_ranges", True)
+        sets = [range_set.without(answered) for range_set in final] if answered else final
         _require_answerable(sets, request)
-        alone = _private_ranges(options, sets)
-        _note_ignored(options, allowed.host_paths)
+        alone = () if may_be_private else _private_ranges(options, sets)
+        _note_ignored(options, paths)
         self._seen.see(options.sets)
         dns = options.dns
         if options.resolv_conf:
-            dns = resolv_conf.read(options.resolv_conf, allowed.host_paths)
-        owner = _owner(request, allowed)
+            dns = resolv_conf.read(options.resolv_conf, paths)
+        if segment is None:
+            segment = segments.of_config(request.config)
+        store = self._stores.of_request(options, self._boot())
         try:
-            grant = self._stores.of_request(options, self._boot()).reserve(
-                owner,
-                sets,
-                segment=segments.of_config(request.config) if segment is None else segment,
-                alone=() if allowed.may("private_ranges", True) else alone,
-            )
+            grant = store.reserve(owner, sets, segment=segment, alone=alone)
         except CNIError as error:
             if isinstance(error, AddressTaken) and error.holder:
                 note(printable(f"ADD {owner.attachment}: {error.holder}"))
@@ -144,31 +139,26 @@ class AddressPlugin:
         return _result(grant, options, dns), grant
 
     def undo(self, grant: Grant) -> None:
-        """Release what this `reserve` reserved, and nothing that another call did."""
         self._store(self._boot()).undo(grant)
 
     def release_since(self, request: Request, since: int) -> None:
         """Release what an agent reserved for this call before it died; the call began at `since`.
-
-        Keeps what the attachment has had for longer.
-        """
+        Keeps older addresses of the attachment."""
         held = self._store("").held_by(_attachment(request))
         if held and all(reservation.since >= since for reservation in held):
             self.delete(request)
 
     def delete(self, request: Request) -> None:
-        """Release all addresses of the attachment, if it has any."""
         attachment = _attachment(request)
         store = self._store("")
         if not store.release(attachment):
             store.release(unnamed(attachment))
 
     def release_stale(self) -> list[Reservation]:
-        """See SqliteStore.release_stale: no sandbox of this node outlives its boot."""
         return self._store(self._boot()).release_stale()
 
     def check(self, request: Request) -> None:
-        """Compare prevResult's addresses with those reserved for the attachment."""
+        """Compare the addresses of prevResult with the attachment's reservations."""
         options = self._stores.options(request)
         previous = request.previous_result
         if previous is None:
@@ -191,21 +181,17 @@ class AddressPlugin:
             )
 
     def gc(self, request: Request) -> None:
-        """Release the addresses of this network's attachments that the runtime does not list."""
+        """Release addresses of this network's attachments that the runtime does not list."""
         valid = request.config.valid_attachments
         if valid is None:
-            note(
-                printable(
-                    f'GC of network {request.network}: without "cni.dev/valid-attachments", '
-                    "nothing was released"
-                )
-            )
+            why = 'without "cni.dev/valid-attachments", nothing was released'
+            note(printable(f"GC of network {request.network}: {why}"))
             return
-        interrupts.require_client()  # a runtime that left may have attached others meanwhile
+        interrupts.require_client()  # a runtime that left may have attached more meanwhile
         self._store("").collect(request.network, valid)
 
     def status(self, request: Request) -> None:
-        """CNIError 50 if an ADD would get no address now."""
+        """Raise CNIError 50 if an ADD would get no address now."""
         try:
             options = self._stores.options(request)
         except CNIError as error:
@@ -224,10 +210,7 @@ class AddressPlugin:
             )
 
     def usage(self) -> list[RangeUsage]:
-        """How full the ranges of recent ADDs and of all reservations are.
-
-        CNIError if the store cannot be read.
-        """
+        """How full the ranges of recent ADDs and of all reservations are. Raises CNIError."""
         return self._store("").usage(self._seen.all())
 
     def _boot(self) -> str:
@@ -236,9 +219,79 @@ class AddressPlugin:
         except OSError as error:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"cannot tell which boot this is: {error.filename}: {error.strerror}: see that "
+                f"cannot read the id of this boot: {error.filename}: {error.strerror}: see that "
                 "/proc is mounted",
             ) from None
+
+
+class IpamExecutable:
+    """`podfabric-ipam` for runtimes and other interface plugins: one call of an attachment at a
+    time. Implements `cni.spec.plugin.Plugin`. `directory` is for the locks."""
+
+    versions: Sequence[str] = VERSIONS
+
+    def __init__(self, addresses: AddressPlugin, directory: Path) -> None:
+        self._addresses = addresses
+        self._directory = directory
+
+    def add(self, request: Request) -> Result | dict[str, Any]:
+        """Reserve addresses and return them. The caller sets them, so they are not probed."""
+        if self._addresses.probes_all(request):
+            raise invalid_config(
+                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
+            )
+        allowance = self._addresses.allowance(request)
+        with self._locked(request):
+            if request.unanswered_since is not None:
+                self._addresses.release_since(request, request.unanswered_since)
+            grant = Grant()
+            try:
+                with interrupts.held():
+                    result, grant = self._addresses.reserve(request, allowed=allowance)
+                interrupts.hold()  # the addresses are reserved: the call can no longer be cancelled
+            except Terminated:
+                with interrupts.held():
+                    self._addresses.undo(grant)
+                raise
+        if grant.unprobed:
+            why = "only ipoib and sriov probe addresses"
+            self._addresses.pass_unprobed(request, grant, why)
+        return result
+
+    def delete(self, request: Request) -> None:
+        with self._locked(request):
+            self._addresses.delete(request)
+
+    def check(self, request: Request) -> None:
+        with self._locked(request):
+            self._addresses.check(request)
+
+    def gc(self, request: Request) -> None:
+        self._addresses.gc(request)
+
+    def status(self, request: Request) -> None:
+        self._addresses.status(request)
+
+    @contextmanager
+    def _locked(self, request: Request) -> Iterator[None]:
+        attachment = _attachment(request)
+        path = f"{self._directory}/addresses-{attachment.key}"
+        lock = locks.locked(path, f"the addresses of {attachment}")
+        try:
+            lock.acquire()
+        except Busy as busy:
+            raise CNIError(Code.TRY_AGAIN, str(busy)) from None
+        except OSError as error:
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
+                "written, by root",
+            ) from None
+        try:
+            interrupts.require_client()
+            yield
+        finally:
+            lock.release()
 
 
 def _attachment(request: Request) -> Attachment:
@@ -247,11 +300,18 @@ def _attachment(request: Request) -> Attachment:
 
 
 def _owner(request: Request, allowed: Allowance) -> Owner:
-    return Owner(_attachment(request), _encodable(request.arguments.pod), _quota(allowed))
+    """The attachment, its pod, and how many addresses pod and namespace may have by the rules."""
+    pod = request.arguments.pod
+    for value in (pod.namespace, pod.name, pod.uid):
+        _require_text(value, "CNI_ARGS")
+    of_pod, of_namespace = map(allowed.most, ("addressesPerPod", "addressesPerNamespace"))
+    limited = of_pod is not None or of_namespace is not None
+    quota = Quota(of_pod, of_namespace, allowed.titles()) if limited else None
+    return Owner(_attachment(request), pod, quota)
 
 
 def _note_ignored(options: IpamOptions, directories: Sequence[str]) -> None:
-    """Tell the operator what of the configuration has no effect: the keys in one line."""
+    """Note the keys of the configuration that have no effect, in one line."""
     for line in options.notes:
         note(printable(line))
     idle, hint = list(options.idle), ""
@@ -262,19 +322,6 @@ def _note_ignored(options: IpamOptions, directories: Sequence[str]) -> None:
         note(f"without effect on this node: {', '.join(f'ipam.{key}' for key in idle)}{hint}")
 
 
-def _quota(allowed: Allowance) -> Quota | None:
-    """What the rules left say of how many addresses pod and namespace may have."""
-    of_pod, of_namespace = map(allowed.most, ("addressesPerPod", "addressesPerNamespace"))
-    limited = of_pod is not None or of_namespace is not None
-    return Quota(of_pod, of_namespace, allowed.titles()) if limited else None
-
-
-def _encodable(pod: Pod) -> Pod:
-    for value in (pod.namespace, pod.name, pod.uid):
-        _require_text(value, "CNI_ARGS")
-    return pod
-
-
 def _require_text(value: str, name: str) -> None:
     try:
         value.encode()
@@ -283,7 +330,7 @@ def _require_text(value: str, name: str) -> None:
 
 
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
-    """CNIError 7, before anything is reserved, if no result of this version could hold the sets."""
+    """Raise CNIError 7 if no result of this version could hold the sets."""
     if not sets:
         raise invalid_config(
             'the network gives no address: set "range" (or "ipRanges", "ranges", "addresses") '
@@ -298,22 +345,14 @@ def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
 
 
 def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:
-    behind = (
-        Route(dst=dst, gw=text(each.range.gateway))
-        for each in grant.granted
-        for dst in each.range.routes
-        if each.range.gateway is not None
-    )
-    routes = (*options.routes, *behind)
-    return Result(ips=tuple(map(_ip, grant.granted)), routes=routes, dns=dns)
-
-
-def _ip(granted: ReservedAddress) -> IPConfig:
-    gateway = granted.range.gateway
-    return IPConfig(
-        f"{granted.reservation.address}/{granted.range.network.family_prefix}",
-        None if gateway is None else text(gateway),
-    )
+    ips, routes = [], list(options.routes)
+    for each in grant.granted:
+        gateway = None if each.range.gateway is None else text(each.range.gateway)
+        prefix = each.range.network.family_prefix
+        ips.append(IPConfig(f"{each.reservation.address}/{prefix}", gateway))
+        if gateway is not None:
+            routes += (Route(dst=dst, gw=gateway) for dst in each.range.routes)
+    return Result(ips=tuple(ips), routes=tuple(routes), dns=dns)
 
 
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:

@@ -1,7 +1,7 @@
-"""A range of addresses: which of them may be handed out, and in which order sets are asked.
+"""Ranges of addresses, and sets of ranges.
 
 `of_network` applies whereabouts' rules (pkg/iphelpers GetIPRange) with the differences that
-docs/ipam.md lists: what whereabouts ignores silently is a ValueError here.
+docs/ipam.md lists: values that whereabouts ignores silently raise ValueError here.
 """
 
 from bisect import bisect_left
@@ -20,10 +20,9 @@ _last = attrgetter("last")
 class Range(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last` of `network`, without `excluded` and the gateway.
 
-    `domain` is where an address is unique; `where` is the JSON path, for errors; `excluded` is
-    sorted and does not overlap. `parts` is what may be handed out, lowest first: worked out once,
-    so that the exclusions are not gone through under the store's lock. `routes` are destinations
-    behind the gateway.
+    `domain` is where an address is unique. `where` is the JSON path, for errors. `excluded` is
+    sorted and does not overlap. `parts` may be handed out, lowest first; they are worked out once,
+    not under the store's lock. `routes` are destinations behind the gateway.
     """
 
     network: Network
@@ -41,29 +40,27 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def family(self) -> int:
-        """4 or 6."""
         return family(self.network.address)
 
     @property
     def domain_beside(self) -> str:
-        """The domain of a network that has this range and the other `enable_overlapping_ranges`."""
+        """The domain of the same range with the other `enable_overlapping_ranges`."""
         name, private, _ = self.domain.partition(" ")
         return domain_of(name, self.network, shared=bool(private))
 
     @property
     def why_private(self) -> str | None:
-        """The option that gives the range a domain of its own; None if it shares the usual one."""
+        """The option that gives the range a domain of its own; `None` without one."""
         name, private, _ = self.domain.partition(" ")
         if name:
             return '"ipam.network_name"'
         return '"ipam.enable_overlapping_ranges": false' if private else None
 
     def allows(self, address: int) -> bool:
-        """Whether `address` may be handed out from this range."""
         return any(True for _ in self.within(Interval(address, address)))
 
     def within(self, interval: Interval) -> Iterator[Interval]:
-        """What of `interval` may be handed out, lowest first; found without going through all."""
+        """The parts of `interval` that may be handed out, lowest first."""
         for index in range(bisect_left(self.parts, interval.first, key=_last), len(self.parts)):
             part = self.parts[index]
             if part.first > interval.last:
@@ -71,14 +68,13 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
             yield Interval(max(part.first, interval.first), min(part.last, interval.last))
 
     def restricted(self, intervals: Iterable[Interval]) -> "Range":
-        """The same range, which hands out no address outside of `intervals`."""
+        """The same range without addresses outside of `intervals`."""
         narrower = copy(self)
         parts = (part for interval in intervals for part in self.within(interval))
         msgspec.structs.force_setattr(narrower, "parts", merged(parts))
         return narrower
 
     def without(self, addresses: Iterable[int]) -> "Range":
-        """The same range, which hands out none of these addresses."""
         holes = merged(Interval(each, each) for each in addresses if self.allows(each))
         if not holes:
             return self
@@ -97,7 +93,7 @@ def _parts(range_: Range) -> Iterator[Interval]:
 
 
 def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]:
-    """What of the interval is in none of the holes, which are sorted and do not overlap."""
+    """The parts of the interval outside of the holes, which are sorted and do not overlap."""
     cursor = interval.first
     for index in range(bisect_left(holes, interval.first, key=_last), len(holes)):
         hole = holes[index]
@@ -111,7 +107,7 @@ def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]
 
 
 def common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterator[Interval]:
-    """What is in both: of few intervals each."""
+    """The addresses in both, of few intervals each."""
     others = list(other)
     for each in one:
         for part in others:
@@ -121,51 +117,38 @@ def common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterator[Inter
 
 
 def is_within(address: int, parts: Iterable[Interval]) -> bool:
-    """Whether one of the intervals has the address."""
     return any(part.first <= address <= part.last for part in parts)
 
 
 class RangeSet(msgspec.Struct, frozen=True):
-    """Ranges of one family that yield one address together, asked in this order.
-
-    `fixed` sets hold the one address that was asked for by name.
-    """
+    """Ranges of one family that yield one address together, tried in this order. A `fixed` set has
+    the one address that was requested."""
 
     ranges: tuple[Range, ...]
     fixed: bool = False
 
     def without(self, addresses: Collection[int]) -> "RangeSet":
-        """The set that hands out none of these addresses."""
         return RangeSet(tuple(each.without(addresses) for each in self.ranges), self.fixed)
 
     @property
     def family(self) -> int:
-        """4 or 6."""
         return self.ranges[0].family
 
 
 def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
-    """Where addresses of `network` are unique.
-
-    `shared` is `enable_overlapping_ranges`: all ranges of a network_name together. Else the
-    range is a domain of its own, as whereabouts has it.
-    """
-    # A network_name holds no space: the two kinds of domains cannot meet.
+    """The domain in which addresses of `network` are unique. With `shared`
+    (`enable_overlapping_ranges`), all ranges of a network_name are one domain. Otherwise each range
+    is a domain, as in whereabouts."""
+    # A network_name has no space, so the two kinds of domains differ.
     return network_name if shared else f"{network_name} {network}"
 
 
 def of_network(
-    network: Network,
-    *,
-    start: int | None = None,
-    end: int | None = None,
-    use_all: bool = False,
+    network: Network, *, start: int | None = None, end: int | None = None, use_all: bool = False
 ) -> tuple[int, int]:
-    """The first and the last usable address.
-
-    A start or end at the network or broadcast address moves to the nearest usable one. Raises
-    ValueError: start or end outside the network, start after end, no usable address.
-    """
+    """The first and the last usable address. A start or end at the network or broadcast address
+    moves to the nearest usable one. Raises ValueError if start or end is outside the network, if
+    start is after end, and without a usable address."""
     for key, bound in (("start", start), ("end", end)):
         if bound is not None and bound not in network:
             raise ValueError(f"invalid range {key} for CIDR {network}: {text(bound)}")
@@ -196,10 +179,8 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
-    """Sorted runs of addresses as objects have them: "10.0.0.8", "10.0.0.8-10.0.0.15".
-
-    Of more than `most` runs the nearest are joined across what lies between; 0 sets no limit.
-    """
+    """Sorted runs of addresses as text: "10.0.0.8", "10.0.0.8-10.0.0.15". More than `most` runs are
+    joined across the smallest gaps; 0 sets no limit."""
     joined = tuple(runs)
     if most and len(joined) > most:
         gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)
@@ -214,12 +195,11 @@ def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
 
 
 def size_of(intervals: Iterable[Interval]) -> int:
-    """How many addresses they have."""
     return sum(each.last - each.first + 1 for each in intervals)
 
 
 def never_usable(network: Network) -> tuple[Interval, ...]:
-    """What a large IPv6 network must not hand out: the IPv4-mapped addresses within it."""
+    """The IPv4-mapped addresses in a large IPv6 network, which must not be handed out."""
     if network.address <= MAPPED_FIRST and network.last >= MAPPED_LAST and network.prefix < 96:
         return (Interval(MAPPED_FIRST, MAPPED_LAST),)
     return ()

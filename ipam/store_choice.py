@@ -1,10 +1,10 @@
-"""Which store a request's addresses come from: this node's own, or the blocks that it leases.
+"""Chooses the store of a request's addresses: this node's store, or its leased blocks.
 
     ipam:
       scope: cluster   # or node
 
-in config.yaml is for every network of the node; `"scope"` in the `ipam` object of a network
-overrides it. Only ADD and STATUS ask: all else goes by what the store of the node holds.
+in config.yaml is for every network of the node. `"scope"` in the `ipam` object of a network
+overrides it. Only ADD and STATUS read the scope: all other verbs use the store of the node.
 """
 
 import typing
@@ -22,7 +22,7 @@ from ipam.config import options as ipam_options
 from ipam.config.options import IpamOptions
 from ipam.config.requested_ips import final_sets
 from ipam.nv_ipam import translate
-from ipam.nv_ipam.options import is_nv_ipam
+from ipam.nv_ipam.translate import is_nv_ipam
 from ipam.ranges import RangeSet
 from ipam.store.reservations import Owner
 from ipam.store.sqlite_store import SqliteStore
@@ -41,10 +41,7 @@ Source = Callable[[], Scope]
 
 
 class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `ipam` of config.yaml.
-
-    `nv_ipam`: the pools of NVIDIA's nv-ipam in that namespace are podfabric's.
-    """
+    """The part `ipam` of config.yaml. `nv_ipam`: serve nv-ipam's pools in that namespace."""
 
     scope: Scope = "node"
     nv_ipam: bool = False
@@ -52,7 +49,6 @@ class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_only() -> Scope:
-    """The scope of a node without configuration."""
     return "node"
 
 
@@ -68,8 +64,7 @@ def of(part: object, name: str) -> AddressSettings:
 
 
 def settings(path: Path) -> AddressSettings:
-    """The settings in that file, in a call of a runtime; the defaults if it is missing. CNIError 5
-    if it cannot be read."""
+    """The settings in that file; the defaults if it is missing. Raises CNIError 5."""
     try:
         content = documents.decode(documents.read(path), str(path))
         return of(documents.mapping(content, str(path)).get(PART), str(path))
@@ -78,13 +73,13 @@ def settings(path: Path) -> AddressSettings:
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"{error}: nothing was done, since that file says whose addresses they are",
+            f"{error}: nothing was done: that file has the scope of addresses",
         ) from None
 
 
 def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """What a request asks for as far as its configuration alone tells: all but the addresses of
-    nv-ipam's pools. CNIError 4, 7."""
+    """The options and sets of a request by its configuration alone, without the addresses of
+    nv-ipam's pools. Raises CNIError 4 or 7."""
     if is_nv_ipam(request.config):
         return translate.declared(request.config, request.arguments)
     options = ipam_options.read(request.config)
@@ -92,10 +87,8 @@ def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
 
 
 class Stores:
-    """The stores of a node, for a boot or a request; `files` are the node's.
-
-    `claims` leases blocks for this node; None if another process does. `timing` is ClusterStore's.
-    """
+    """The stores of a node, for a boot or a request; `files` are the node's. `claims` leases blocks
+    for this node; `None` if another process does. `timing` is ClusterStore's."""
 
     def __init__(
         self,
@@ -104,7 +97,7 @@ class Stores:
         claims: "Claims | None" = None,
         **timing: Any,  # noqa: ANN401 - a clock, and seconds
     ) -> None:
-        if claims is not None:  # an agent's, whose first ADD is to wait for no import
+        if claims is not None:  # an agent's: its first ADD should not wait for imports
             import ipam.leases.leased_store  # noqa: F401
         self._files = files
         self._scope = scope
@@ -113,8 +106,8 @@ class Stores:
         self._timing = timing
 
     def asked(self, request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-        """What a request asks for: the options of its network, and the sets with what its pod asks
-        for. CNIError 4, 7; of nv-ipam's pools also what `translate` raises."""
+        """The options of a request's network, and its sets with the pod's requests. Raises CNIError
+        4, 7, and errors of `translate`."""
         if not is_nv_ipam(request.config):
             return declared(request)
         pools = translate.read_pools(self._directory)
@@ -127,16 +120,13 @@ class Stores:
         return ipam_options.read(request.config)
 
     def of_node(self, boot: str) -> SqliteStore:
-        """The store of this node."""
         return SqliteStore(self._files, boot)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """See Claims.failed."""
         if self._claims is not None:
             self._claims.failed(owner, error)
 
     def of_request(self, options: IpamOptions, boot: str) -> "SqliteStore | ClusterStore":
-        """The store that the request's addresses come from."""
         if (options.scope or self._scope()) == "node":
             return self.of_node(boot)
         from ipam.leases.claim_request import of_agent
@@ -148,10 +138,5 @@ class Stores:
             for range_ in range_set.ranges
         }
         return ClusterStore(
-            self._files,
-            boot,
-            of_agent(self._claims),
-            leased,
-            sticky=options.sticky,
-            **self._timing,
+            self._files, boot, of_agent(self._claims), leased, sticky=options.sticky, **self._timing
         )

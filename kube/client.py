@@ -1,13 +1,15 @@
 """The verbs of the API server, over any `Transport`.
 
-What is the same for all of them is in `requests`. All reads are consistent (no resourceVersion
-parameter), but for watches: these are hints and decide nothing.
+`requests` has their common part. All reads are consistent (no resourceVersion parameter), except
+watches, which are hints.
 """
 
 import logging
 import random
+import threading
 import time
 import uuid
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -16,14 +18,14 @@ from typing import Any
 
 import msgspec
 
+from base.pod import Pod
 from kube import encoding
-from kube.object_reader import ObjectReader
+from kube.encoding import ObjectReader
 from kube.requests import (
     RESTARTS,
     TIMEOUT,
     AnswerTooLarge,
     Pace,
-    Query,
     RestRequest,
     RestRequests,
     Transport,
@@ -45,9 +47,13 @@ from kube.resources import (
     WatchExpired,
 )
 
-WATCH = (300, 600)  # seconds: a server ends a watch after a time at random between these
+WATCH = (300, 600)  # seconds: a watch ends after a random time between these
 _LONGEST_MESSAGE = 1024  # characters of an event's message
 _LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
+
+_MOST_SEEN = 1024  # events that are remembered, so that each is written once
+_MOST_WAITING = 1024  # a restored etcd may lose many blocks with pods
+_AT_ONCE = 4  # ADDs may wait behind them
 
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -57,10 +63,9 @@ _log = logging.getLogger(__name__)
 class ClusterApi:
     """A client. Each call raises ApiError, and ends within `timeout` seconds. Threads may share it.
 
-    A change is sent once: one whose answer was lost is Unavailable. `writer` is the field manager,
-    and the source of events, with the `node` that it is on, if it is an agent. `may_write` is asked
-    before each change: a report is none, as it decides nothing. `errors` counts failed requests by
-    verb and kind of error.
+    A change is sent once: after a lost answer it raises Unavailable. `writer` is the field manager
+    and the source of events, with the agent's `node`. Each change first calls `may_write`; events
+    do not. `errors` counts failed requests by verb and kind of error.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class ClusterApi:
         self.errors = self._requests.errors
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
-        """One object. NotFound."""
+        """One object. Raises NotFound."""
         what = f"get {kind.KIND} {name}"
         answer = self._requests.read(what, encoding.path(kind, namespace, name))
         found, mistake = self._reader.read(kind, msgspec.Raw(answer))
@@ -98,11 +103,9 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Listing[AnyResource]:
-        """Every object, in this namespace if one is given, whose fields ("spec.holder.instance":
-        ...) have these values; with `most` (at most 500) the first so many, in one request.
-
-        The pages of a moment expire after minutes: then all are read again.
-        """
+        """All objects, in one namespace if given, whose fields ("spec.holder.instance": ...) have
+        these values. With `most` (at most 500), only the first ones, in one request. Pages expire
+        after minutes: then all are read again."""
         for _ in range(1 + RESTARTS):
             try:
                 pages = tuple(self.pages(kind, fields, namespace, most))
@@ -125,10 +128,11 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Iterator[Listing[AnyResource]]:
-        """The same page by page, for who keeps little of each object: tenants choose how large
-        theirs are. WatchExpired: begin again."""
+        """`list` page by page, for large objects of tenants. After WatchExpired, begin again."""
         what, where = f"list {kind.KIND}", encoding.path(kind, namespace)
-        selector, mistakes = _selector(fields), list[Unreadable]()
+        selected = ",".join(f"{name}={value}" for name, value in (fields or {}).items())
+        selector = [("fieldSelector", selected)] if selected else []
+        mistakes = list[Unreadable]()
         for page in self._requests.pages(what, where, selector, most):
             found = [self._reader.read(kind, document) for document in page.items or ()]
             mistakes += (each for _, each in found if each)
@@ -143,13 +147,12 @@ class ClusterApi:
         self._reader.listed((where, str(fields or "")), mistakes)
 
     def create(self, new: AnyResource) -> AnyResource:
-        """Write a new object, without its status; as it was stored. AlreadyExists."""
+        """Write a new object without its status; returns it as stored. Raises AlreadyExists."""
         where = encoding.path(type(new), new.metadata.namespace)
         return self._write("create", "POST", where, new)
 
     def update(self, changed: AnyResource) -> AnyResource:
-        """Replace the object's spec, if its uid and resource version still are these. Conflict,
-        NotFound."""
+        """Replace the object's spec, unless it changed since it was read: Conflict, NotFound."""
         return self._write("update", "PUT", encoding.path_of(changed), changed)
 
     def update_status(self, changed: AnyResource) -> AnyResource:
@@ -158,9 +161,9 @@ class ClusterApi:
         return self._write("update status of", "PUT", where, changed)
 
     def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Change parts of the object by a JSON patch, if its uid still is this. Conflict if a test
-        of the operations fails, NotFound. Only for objects of many writers, each of whom tests what
-        he replaces: the version of the whole would be another all the time."""
+        """Change parts of the object by a JSON patch, if its uid is still the same. Raises
+        NotFound, and Conflict if a test of the operations fails. For objects with many writers,
+        whose version changes all the time. Each writer tests the values that it replaces."""
         what, where = f"patch {last.KIND} {last.metadata.name}", encoding.path_of(last)
         self._require_leading(what)
         body = [{"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}, *operations]
@@ -172,7 +175,7 @@ class ClusterApi:
             raise
 
     def delete(self, last: AnyResource) -> None:
-        """Delete the object, if its uid and version still are these. Conflict, NotFound."""
+        """Delete the object, unless it changed since it was read: Conflict, NotFound."""
         meta = last.metadata
         what = f"delete {last.KIND} {meta.name}"
         self._require_leading(what)
@@ -185,26 +188,24 @@ class ClusterApi:
         self._requests.send(what, RestRequest("DELETE", encoding.path_of(last), body=body))
 
     def watch(
-        self,
-        kind: type[AnyResource],
-        resource_version: str,
-        namespace: str = "",
+        self, kind: type[AnyResource], resource_version: str, namespace: str = ""
     ) -> Iterator[Change[AnyResource]]:
-        """Changes since that version, until the server ends the watch (minutes). WatchExpired.
-        Unavailable: it shows nothing for too long, so what is known may be too old.
-
-        A change to an object that cannot be read is left out: see `unreadable`.
-        """
+        """Changes since that version, until the server ends the watch (minutes). Raises
+        WatchExpired, and Unavailable if nothing comes for too long. Leaves out changes of
+        unreadable objects: see `unreadable`."""
         what, where = f"watch {kind.KIND}", encoding.path(kind, namespace)
-        start = ("resourceVersion", resource_version)
-        lines = self._requests.follow(what, where, [*_watching(), start])
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(random.randint(*WATCH)),
+            "resourceVersion": resource_version,
+        }
+        lines = self._requests.follow(what, where, list(query.items()))
         return self._changes(what, lines, kind, (where, ""))
 
     def has_pods(self, node: str) -> bool:
-        """Whether a Pod object is bound to that node's name."""
         what = f"list Pod of node {node}"
-        # Without a limit the server answers from its cache, which knows the pods of each node. With
-        # one, a server before 1.34 looks through all pods in etcd.
+        # With a limit, a server before 1.34 reads all pods from etcd instead of its cache.
         query = [("fieldSelector", f"spec.nodeName={node}")]
         try:
             found = self._requests.read(
@@ -215,11 +216,11 @@ class ClusterApi:
         return bool(decoded(what, found, encoding.Page).items)
 
     def unreadable(self) -> Sequence[Unreadable]:
-        """The objects of the last lists and of the watches that could not be read."""
+        """The unreadable objects of the last lists and of the watches."""
         return self._reader.unreadable()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
-        """Write a Warning event on an object (an ObjectReference), as well as can be: no error."""
+        """Write a Warning event on an object (an ObjectReference). A failure is only logged."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
         name = f"{about}.{uuid.uuid4().hex[:16]}"
@@ -241,7 +242,7 @@ class ClusterApi:
         try:
             self._requests.change(f"report {reason}", "POST", where, body)
         except ApiError as error:
-            _log.warning("no event was written: %s. It says: %s", error, message)
+            _log.warning("no event was written: %s. Its text: %s", error, message)
 
     def _write(self, verb: str, method: str, where: str, resource: AnyResource) -> AnyResource:
         what = f"{verb} {resource.KIND} {resource.metadata.name}"
@@ -256,18 +257,14 @@ class ClusterApi:
             raise NotLeading(f"{what}: this process does not lead")
 
     def _changes(
-        self,
-        what: str,
-        lines: Iterator[bytes],
-        kind: type[AnyResource],
-        key: tuple[str, str],
+        self, what: str, lines: Iterator[bytes], kind: type[AnyResource], key: tuple[str, str]
     ) -> Iterator[Change[AnyResource]]:
         for line in lines:
             event = decoded(what, line, encoding.WatchEvent)
             if event.type == "ERROR":
                 status = decoded(what, event.object, encoding.Status)
                 raise error_of(what, status.code, status)
-            if event.type == "BOOKMARK":  # it shows that the watch lives
+            if event.type == "BOOKMARK":  # the watch is alive
                 continue
             found, mistake = self._reader.read(kind, event.object)
             meta = encoding.server_meta(event.object) if found is None else found.metadata
@@ -276,18 +273,38 @@ class ClusterApi:
                 yield Change(event.type, found)
 
 
-def _watching() -> Query:
-    return [
-        ("watch", "true"),
-        ("allowWatchBookmarks", "true"),
-        ("timeoutSeconds", str(random.randint(*WATCH))),
-    ]
+class PendingEvents:
+    """Collects events from any thread, until `send` writes them."""
 
+    def __init__(self, api: ClusterApi) -> None:
+        self._api = api
+        self._lock = threading.Lock()
+        self._seen: OrderedDict[tuple[str, ...], None] = OrderedDict()
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
-def _selector(fields: Mapping[str, str] | None) -> Query:
-    if not fields:
-        return []
-    return [("fieldSelector", ",".join(f"{name}={value}" for name, value in fields.items()))]
+    def of_pod(self, reason: str, message: str, pod: Pod, *, each_message: bool = False) -> None:
+        """An event on a pod with a known name, once; with `each_message`, once for each text."""
+        if pod.name and pod.namespace:
+            regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace}
+            regarding |= {"name": pod.name, "uid": pod.uid}
+            self.add(reason, message, regarding, message if each_message else "")
+
+    def send(self, most: int = _AT_ONCE) -> bool:
+        """Write a few pending events; returns whether more are pending. Drops failed ones."""
+        for _ in range(min(most, len(self._waiting))):
+            self._api.report(*self._waiting.popleft())
+        return bool(self._waiting)
+
+    def add(self, reason: str, message: str, regarding: dict[str, Any], occasion: str = "") -> None:
+        """An event on an object, once for each occasion."""
+        key = (reason, *map(str, regarding.values()), occasion)
+        with self._lock:
+            if key in self._seen:
+                return
+            self._seen[key] = None
+            if len(self._seen) > _MOST_SEEN:
+                self._seen.popitem(last=False)
+            self._waiting.append((reason, message, regarding))
 
 
 def _check_was_read(what: str, meta: ServerMeta) -> None:

@@ -1,24 +1,39 @@
-"""The API server's JSON documents: our objects to and from them, and what is read of others.
+"""Encodes and decodes the API server's JSON documents.
 
-Tenants and nodes write some of them. Whatever one of them holds, `decode` raises one kind of error,
-and a page of a LIST or a line of a watch can be taken apart: what is nested too deeply in an object
-is an error only where it is needed. Managed fields may be so deep, and nothing needs them.
+Tenants and nodes write some of them. For any content `decode` raises one kind of error, and a page
+of a LIST or a line of a watch can be taken apart. Values that are nested too deeply are an error
+only if they are needed. Managed fields may be so deep, and are never needed.
 """
 
+import logging
 import re
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from prometheus_client.metrics_core import Metric
 
-from kube.resources import NetworkDefinition, NotFound, Resource, ServerMeta
+from base.scrape import gauge
+from base.text import printable
+from kube.resources import (
+    AnyResource,
+    NetworkDefinition,
+    NotFound,
+    Resource,
+    ServerMeta,
+    Unreadable,
+)
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 PODS = "/api/v1/pods"
 PAGE = 500
-"""How many objects one answer to a LIST has at most."""
+"""Most objects in one answer to a LIST."""
 MOST_PAGE = 8 << 20
-"""How many bytes, unless it has one object only."""
+"""Most bytes in it, unless it has only one object."""
 
 _SENT = frozenset(
     (
@@ -26,31 +41,32 @@ _SENT = frozenset(
         *("labels", "annotations", "finalizers", "ownerReferences"),
     )
 )
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, and a little more
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, slightly wider
 
 _MOST_DEPTH = 100  # of a document that is too deep for the decoder
-# A match is as long as can be, since each costs some time. The matcher's memory bounds how long.
+# Matches are long, since each costs time. The matcher's memory bounds their length.
 _BRACKETS = re.compile(
-    rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings, and what is between them
-    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects that hold none of these
+    rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings and the text between them
+    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects without nested ones
     rb"|([\[{]+)|([\]}]+)",
     re.DOTALL,
 )
 _NOT_TEXT = b'"\xff"'
+_log = logging.getLogger(__name__)
 
 AnyType = TypeVar("AnyType")
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
-    """Of a page of a LIST. `continue_` leads to the next page; "" on the last."""
+    """The metadata of a page of a LIST. `continue_` leads to the next page; "" on the last."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
 
 
 class Page(msgspec.Struct):
-    """A page of a LIST, its objects undecoded. Some kinds have null for none."""
+    """A page of a LIST with undecoded objects. Some kinds have null for none."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
@@ -88,7 +104,7 @@ class _Managed(msgspec.Struct, rename="camel"):
 
 
 def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
-    """The document as a value of the type. msgspec.MsgspecError if it is none."""
+    """The document as a value of the type. Raises msgspec.MsgspecError."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -99,7 +115,7 @@ def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
         except RecursionError:
             value = decoder.decode(_flat(bytes(document)))
     except UnicodeDecodeError:
-        raise msgspec.DecodeError("a value is no text, or is nested too deeply") from None
+        raise msgspec.DecodeError("a value is not UTF-8, or is nested too deeply") from None
     return value
 
 
@@ -112,8 +128,7 @@ def server_meta(document: msgspec.Raw) -> ServerMeta:
 
 
 def config_of(definition: NetworkDefinition) -> str:
-    """`spec.config` as it is written. What is not text counts as empty, and there may be no spec:
-    then a file on the node is meant."""
+    """The text of `spec.config`; "" for anything else: then a file on the node is meant."""
     try:
         return decode(definition.spec, _DefinitionSpec).config
     except msgspec.MsgspecError:
@@ -121,11 +136,11 @@ def config_of(definition: NetworkDefinition) -> str:
 
 
 def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
-    """The document, without the metadata that users add if all of it has more than `most` bytes:
-    then it is another one than `document`. msgspec.MsgspecError."""
+    """The document. Without the metadata that users add if that has more than `most` bytes: the
+    result is then another object than `document`. Raises msgspec.MsgspecError."""
     if memoryview(document).nbytes <= most:
         return document
-    whole = decode(document, msgspec.Raw)  # nowhere too deep
+    whole = decode(document, msgspec.Raw)  # without deeply nested values
     metadata = decode(whole, _Weighed).metadata
     managed = decode(metadata, _Managed).managed_fields
     if memoryview(metadata).nbytes - memoryview(managed).nbytes <= most:
@@ -135,10 +150,8 @@ def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
 
 
 def _flat(document: bytes) -> bytes:
-    """The document with a string that is no UTF-8 in place of what is nested too deeply.
-
-    The decoder passes over such a string, and refuses it where a value of it is needed.
-    """
+    """The document with a non-UTF-8 string in place of each value that is nested too deeply. The
+    decoder skips such a string, and refuses it where it needs the value."""
     kept: list[bytes] = []
     depth = kept_until = 0
     for match in _BRACKETS.finditer(document):
@@ -156,7 +169,7 @@ def _flat(document: bytes) -> bytes:
 
 
 def document(resource: Resource) -> dict[str, Any]:
-    """What is sent of an object: all of it but what only the server writes."""
+    """The object to send, without the fields that only the server writes."""
     written: dict[str, Any] = msgspec.to_builtins(resource)
     meta = {key: value for key, value in written["metadata"].items() if key in _SENT and value}
     kind = {"apiVersion": resource.API, "kind": resource.KIND}
@@ -164,11 +177,9 @@ def document(resource: Resource) -> dict[str, Any]:
 
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """Where an object is, or all of a kind (`name` is ""), or all in a namespace.
-
-    NotFound if no object can have that name: a pod's annotation may name "../../other/...", and a
-    client takes that out of a path.
-    """
+    """The path of an object, or of all objects of a kind (`name` is ""), or of a namespace. Raises
+    NotFound for an impossible name: a pod's annotation may name "../../other/...", which a client
+    would resolve."""
     for each in filter(None, (namespace, name)):
         if not _NAME.fullmatch(each):
             raise NotFound(f"{kind.KIND} {each!r}: no object can have that name")
@@ -179,6 +190,86 @@ def path(kind: type[Resource], namespace: str = "", name: str = "", subresource:
 
 
 def path_of(resource: Resource, subresource: str = "") -> str:
-    """Where an object is."""
     meta = resource.metadata
     return path(type(resource), meta.namespace, meta.name, subresource)
+
+
+Query = tuple[str, str]
+"""A list and its watch: the path and the selector."""
+
+
+class ObjectReader:
+    """Remembers unreadable objects. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._noted: dict[Query, dict[tuple[str, str], Unreadable]] = {}
+
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """The unreadable objects of the last lists and since then, each once."""
+        with self._lock:
+            noted = list(chain.from_iterable(each.values() for each in self._noted.values()))
+        return tuple({(each.kind, *_key(each.metadata)): each for each in noted}.values())
+
+    def read(
+        self, kind: type[AnyResource], document: msgspec.Raw
+    ) -> tuple[AnyResource | None, Unreadable | None]:
+        """The object, or `None` if it is unreadable; and the problem, if there is one."""
+        try:
+            kept = bounded(document, kind.MOST_METADATA)
+            found = decode(kept, kind)
+        except msgspec.MsgspecError as error:
+            return None, _unreadable(kind, document, str(error))
+        if kept is document:
+            return found, None
+        why = (
+            f"its metadata has more than {kind.MOST_METADATA} bytes: its labels, annotations, "
+            "finalizers and owners are not read, and are removed with the next change"
+        )
+        return found, _unreadable(kind, document, why)
+
+    def listed(self, query: Query, mistakes: Iterable[Unreadable]) -> None:
+        """Replace a query's problems by those of a new list."""
+        by_key = {_key(each.metadata): each for each in mistakes}
+        with self._lock:
+            before = self._noted.pop(query, {})
+            if by_key:
+                self._noted[query] = by_key
+        for key, each in by_key.items():
+            _log_once(each, before.get(key))
+
+    def changed(self, query: Query, meta: ServerMeta, mistake: Unreadable | None) -> None:
+        """Record a watch event of one object."""
+        if mistake is None and query not in self._noted:
+            return
+        with self._lock:
+            noted = self._noted.setdefault(query, {})
+            before = noted.pop(_key(meta), None)
+            if mistake is not None:
+                noted[_key(meta)] = mistake
+        if mistake is not None:
+            _log_once(mistake, before)
+
+
+def _unreadable(kind: type[Resource], document: msgspec.Raw, why: str) -> Unreadable:
+    return Unreadable(kind.API, kind.KIND, server_meta(document), printable(why))
+
+
+def unreadable_family(found: Iterable[Unreadable]) -> Metric:
+    """The number of unreadable objects of each kind, for a scrape."""
+    return gauge(
+        "podfabric_unreadable_objects",
+        "Objects on the API server that cannot be read, or not all of them.",
+        ("kind",),
+        Counter((each.kind,) for each in found),
+    )
+
+
+def _key(meta: ServerMeta) -> tuple[str, str]:
+    return meta.namespace, meta.name
+
+
+def _log_once(found: Unreadable, before: Unreadable | None) -> None:
+    if before is None or before.why != found.why:
+        name = "/".join(filter(None, _key(found.metadata)))
+        _log.warning("%s %s cannot be read: %s", found.kind, name, found.why)

@@ -1,7 +1,6 @@
-"""Follows the API server: a copy of all objects of a kind, and polls.
+"""Follows the API server: copies of all objects of a kind, and polls.
 
-What a copy shows may be late. Whoever acts on it names the resource version, which the API server
-compares.
+A copy may be late. Changes based on it name the resource version, which the API server compares.
 """
 
 import logging
@@ -16,22 +15,22 @@ from base.problems import Problems
 from kube.client import ClusterApi
 from kube.resources import AnyResource, ApiError, Node, NotFound, Resource, Unreadable, WatchExpired
 
-LIST_EVERY = 600.0  # seconds: an event that was lost is not missed for ever
+LIST_EVERY = 600.0  # seconds: it finds lost events
 LEAST_PAUSE = 0.1  # seconds between two watches
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # the same, after a failure
-KIND_EVERY = 10.0  # seconds between two looks for a kind that is not installed
-POLL_EVERY = 5.0  # seconds at least between two polls of the Nodes, and less often of many:
+KIND_EVERY = 10.0  # seconds between two lists of a kind that is not installed
+POLL_EVERY = 5.0  # seconds at least between two polls; more with many Nodes:
 NODES_PER_SECOND = 100
-SLOW_AFTER = 10.0  # seconds that a poll takes, from which on it is said
+SLOW_AFTER = 10.0  # seconds of a poll that is logged as slow
 
 _log = logging.getLogger(__name__)
 
 Kept = TypeVar("Kept")
-"""What is kept of an object."""
+"""The kept part of an object."""
 
 
 class Follower(StepThread):
-    """Follows something in a thread of its own, until `close`, which waits for no request."""
+    """Follows something in a thread until `close`, which waits for no request."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"following {what}", join=0.0)
@@ -39,7 +38,7 @@ class Follower(StepThread):
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     def step(self) -> float:
-        """Follow until that ends; for how many seconds it rests then."""
+        """Follow until the watch or poll ends; returns the seconds to wait."""
         try:
             pause = self._follow()
         except WatchExpired:
@@ -52,16 +51,13 @@ class Follower(StepThread):
 
     @abstractmethod
     def _follow(self) -> float:
-        """One watch, from its beginning to its end; how long to wait for the next. ApiError."""
+        """One watch or poll; returns the seconds to wait then. Raises ApiError."""
 
 
 class Mirror(Follower, Generic[Kept]):
-    """All objects of a kind, or those in a namespace; of each what `keep` makes of it. One that
-    cannot be read any more stays as it was.
-
-    `changed` is called after a change. With `may_lack`, there is none while the kind is not
-    installed.
-    """
+    """All objects of a kind, or of a namespace; of each the result of `keep`. One that becomes
+    unreadable keeps its last state. `changed` is called after a change. `may_lack`: the kind may
+    not be installed, and then there are no objects."""
 
     def __init__(
         self,
@@ -85,7 +81,7 @@ class Mirror(Follower, Generic[Kept]):
         self.start()
 
     def items(self) -> tuple[Kept, ...] | None:
-        """All objects; None before the first list."""
+        """All objects; `None` before the first list."""
         with self._lock:
             return None if self._objects is None else tuple(self._objects.values())
 
@@ -117,7 +113,7 @@ class Mirror(Follower, Generic[Kept]):
         return LEAST_PAUSE
 
     def _list(self) -> str:
-        """Read all objects; at which version. Those that cannot be read now stay as they were."""
+        """Read all objects; returns their version. Unreadable ones stay as they were."""
         known, objects, version = self._objects or {}, dict[tuple[str, str], Kept](), ""
         for page in self._api.pages(self._kind, namespace=self._namespace):
             objects |= {key: known[key] for key in map(_key, page.unreadable) if key in known}
@@ -130,7 +126,7 @@ class Mirror(Follower, Generic[Kept]):
 
 
 def same(found: AnyResource) -> AnyResource:
-    """All of it is kept."""
+    """Keeps the whole object, for `Mirror`."""
     return found
 
 
@@ -139,7 +135,7 @@ def _key(found: Resource | Unreadable) -> tuple[str, str]:
 
 
 class Polled(NamedTuple):
-    """The Nodes as of a time after `began`. The poll was over at `ended`."""
+    """The Nodes after `began`. The poll ended at `ended`."""
 
     nodes: tuple[Node, ...]
     began: float
@@ -147,18 +143,15 @@ class Polled(NamedTuple):
 
 
 def all_nodes(api: ClusterApi) -> tuple[Node, ...]:
-    """All Node objects. One that cannot be read is there, and not ready."""
+    """All Node objects. An unreadable one counts as there, and not ready."""
     listing = api.list(Node)
     unreadable = (Node(metadata=each.metadata) for each in listing.unreadable)
     return (*listing.items, *unreadable)
 
 
 class NodePoll(Follower):
-    """All Nodes, read again and again: their objects are large and change all the time, so they
-    are not watched. `changed` is called after each poll.
-
-    A poll may take long, and nothing waits for it.
-    """
+    """All Nodes, read repeatedly: they are large and change all the time, so they are not watched.
+    `changed` is called after each poll. A poll may take long, and nothing waits for it."""
 
     def __init__(
         self,
@@ -170,20 +163,15 @@ class NodePoll(Follower):
         self._api = api
         self._changed = changed
         self._clock = clock
-        self._last: Polled | None = None
+        self.last: Polled | None = None  # before the first poll has ended
         self.start()
-
-    @property
-    def last(self) -> Polled | None:
-        """The last poll; None before the first one has ended."""
-        return self._last
 
     def _follow(self) -> float:
         began = self._clock()
         nodes = all_nodes(self._api)
         self._problems.tell(self._name, None)
-        self._last = Polled(nodes, began, self._clock())
-        took = self._last.ended - began
+        self.last = Polled(nodes, began, self._clock())
+        took = self.last.ended - began
         if took > SLOW_AFTER:
             _log.warning("the API server took %.0f s for a list of %d nodes", took, len(nodes))
         self._changed()

@@ -1,9 +1,9 @@
-"""Which of several processes leads, by a Lease of coordination.k8s.io.
+"""Elects one of several processes by a Lease of coordination.k8s.io.
 
-As client-go's leader election has it: no clock is compared with another machine's. A candidate
-takes the Lease when it has seen it unchanged for its whole duration; a leader stops when it has
-not renewed it for RENEW_WITHIN, which is shorter by more than a request takes. So a leader has
-stopped, and its last request has ended, before another begins.
+As in client-go's leader election, no clock is compared with another machine's. A candidate takes
+the Lease after it was unchanged for its whole duration. A leader stops when it has not renewed the
+Lease for RENEW_WITHIN, which is shorter by more than a request takes. So a leader's last request
+has ended before another begins.
 """
 
 import logging
@@ -27,15 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """The part that one process has in the election.
-
-    Args:
-        api: reads and writes the Lease.
-        namespace, name: the Lease.
-        identity: of this process; no other has it, not even the next one of the same pod.
-        clock: goes on in suspend, and never goes back.
-        wall: the time, for people.
-    """
+    """One process in the election. Its `identity` is unique, even among restarts of one pod.
+    `clock` runs during suspend and never goes back. `wall` is the time, for people."""
 
     def __init__(
         self,
@@ -62,11 +55,10 @@ class Leadership:
 
     @property
     def holds(self) -> bool:
-        """Whether this process leads now."""
         return self._clock() < self._until
 
     def step(self) -> bool:
-        """Try once to take or to renew the Lease; whether this process leads then."""
+        """Try once to take or to renew the Lease; returns whether this process leads."""
         with self._lock:
             begun = self._clock()
             if self._mine is not None and begun >= self._until:
@@ -83,7 +75,7 @@ class Leadership:
             return self.holds
 
     def give_back(self) -> None:
-        """Stop leading, and let another one begin at once; without an answer it begins later."""
+        """Stop leading, so that another process can begin at once."""
         with self._lock:
             mine, self._mine, self._until = self._mine, None, 0.0
             if mine is None:
@@ -106,7 +98,7 @@ class Leadership:
             return self._write(there, renew_time=self._now())  # an answer was lost
 
     def _take(self, begun: float) -> Lease | None:
-        """The Lease, if it was free; None if another holds it."""
+        """The Lease, if it was free; `None` if another process holds it."""
         now = self._now()
         try:
             there = self._api.get(Lease, self._name, self._namespace)
@@ -116,10 +108,10 @@ class Leadership:
         if spec.holder_identity not in ("", self._identity):
             if self._seen != there:
                 self._seen, self._seen_at = there, self._clock()
-            # A holder says itself how long it may be silent.
+            # The holder's own duration counts.
             if begun - self._seen_at < max(DURATION, spec.lease_duration_seconds):
                 return None
-        # A Lease of this very process is one whose answer was lost.
+        # A Lease of this process is from a lost answer.
         return self._write(
             there,
             holder_identity=self._identity,
@@ -143,7 +135,7 @@ class Leadership:
 
     def _lose(self, why: str) -> None:
         if self._mine is not None:
-            _log.warning("lease %s: this process leads no more: %s", self._name, why)
+            _log.warning("lease %s: this process stopped leading: %s", self._name, why)
         self._mine, self._until = None, 0.0
 
     def _now(self) -> str:

@@ -1,7 +1,7 @@
-"""Requests to the API server's HTTP interface, over any `Transport`: their turns, repeats, errors.
+"""Requests to the API server over any `Transport`: rate limit, repeats, errors.
 
-Reads are repeated while the server has no answer. A change is sent once: if its answer is lost it
-may have had its effect, and only the caller can find out.
+Reads are repeated while the server has no answer. A change is sent once: after a lost answer it may
+have had its effect, and only the caller can find out.
 """
 
 import random
@@ -29,7 +29,7 @@ from kube.resources import (
 
 RATE = 20.0  # requests a second
 BURST = 40
-LONGEST_PAUSE = 30.0  # seconds; a server that asks for more gets this much
+LONGEST_PAUSE = 30.0  # seconds; the longest pause that a server gets
 
 
 class Pace:
@@ -64,7 +64,7 @@ class Pace:
         return True
 
     def pause(self, seconds: float) -> None:
-        """No request has a turn for so long: the server asked for it (Retry-After)."""
+        """Give no turns for this time, as the server requested (Retry-After)."""
         with self._lock:
             until = self._clock() + min(seconds, LONGEST_PAUSE)
             self._paused_until = max(self._paused_until, until)
@@ -72,7 +72,7 @@ class Pace:
 
 TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
-LEAST_PAGE = 16  # objects, where it is not known how large they are
+LEAST_PAGE = 16  # objects of unknown size
 RESTARTS = 3  # of a LIST whose pages expire while they are read
 
 _REFUSALS = frozenset({400, 401, 403, 405, 406, 413, 415, 422})
@@ -84,12 +84,10 @@ Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class AnswerTooLarge(ApiError):
-    """An answer has more bytes than it may have. The rest of it was not read."""
+    """An answer is larger than allowed. Its rest was not read."""
 
 
 class RestRequest(NamedTuple):
-    """A request at the path `where`."""
-
     method: str
     where: str
     query: Query = ()
@@ -98,7 +96,7 @@ class RestRequest(NamedTuple):
 
 
 class Response(NamedTuple):
-    """`retry_after`: the seconds that the server asks for in a header, 0 for none."""
+    """`retry_after`: the seconds of the server's Retry-After header, or 0."""
 
     status: int
     body: bytes
@@ -106,26 +104,25 @@ class Response(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """An answer that goes on: its lines, as they come. Without success they are its body's."""
+    """A continuing answer: its lines, as they come. After an error they are its body's."""
 
     status: int
     lines: Iterator[bytes]
 
 
 class Transport(Protocol):
-    """Sends requests. It raises Unavailable where no answer comes, and never repeats a change."""
+    """Sends requests. Raises Unavailable without an answer. Never repeats a change."""
 
     def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
-        """The answer to one request, after `patience` seconds at most. AnswerTooLarge: it has more
-        than `most` bytes, if that is not 0."""
+        """The answer to one request, after `patience` seconds at most. Raises AnswerTooLarge for
+        more than `most` bytes, if that is not 0."""
 
     def follow(self, where: str, query: Query) -> Lines:
-        """The answer to a GET that goes on. Its lines end where the connection does, with
-        Unavailable where it shows nothing for too long."""
+        """The continuing answer to a GET. Raises Unavailable after a long silence."""
 
 
 class RestRequests:
-    """What all verbs have in common. Threads may share it. Each call raises ApiError."""
+    """The common part of all verbs. Threads may share it. Each call raises ApiError."""
 
     def __init__(
         self,
@@ -142,13 +139,13 @@ class RestRequests:
         self._pace = pace or Pace()
         self._clock = clock
         self._sleep = sleep
-        self._page_sizes: dict[str, int] = {}  # how many objects a page has, by what is listed
+        self._page_sizes: dict[str, int] = {}  # objects of a page, by list
         self.errors: Counter[tuple[str, str]] = Counter()  # by verb and kind of error
 
     def pages(
         self, what: str, where: str, selector: Query = (), most: int = 0
     ) -> Iterator[encoding.Page]:
-        """Page by page. Where objects are large, a page has few of them. WatchExpired."""
+        """Page by page, with fewer objects in a page if they are large. Raises WatchExpired."""
         start: Query = selector
         while True:
             size = self._page_sizes.get(what, encoding.PAGE)
@@ -159,7 +156,7 @@ class RestRequests:
             except AnswerTooLarge:
                 self._page_sizes[what] = max(1, size // 4)
                 continue
-            except Unavailable:  # perhaps since the server works on such a page for too long
+            except Unavailable:  # such a page may take the server too long
                 self._page_sizes[what] = min(size, max(LEAST_PAGE, size // 4))
                 raise
             if 4 * len(answer) < encoding.MOST_PAGE:
@@ -171,14 +168,9 @@ class RestRequests:
             start = [*selector, ("continue", page.metadata.continue_)]
 
     def read(
-        self,
-        what: str,
-        where: str,
-        query: Query = (),
-        most: int = 0,
-        accept: str = encoding.JSON,
+        self, what: str, where: str, query: Query = (), most: int = 0, accept: str = encoding.JSON
     ) -> bytes:
-        """The answer to a GET, which is repeated while the server has none. AnswerTooLarge."""
+        """The answer to a GET, repeated while the server has none. Raises AnswerTooLarge."""
         request = RestRequest("GET", where, query, accept=accept)
         deadline, backoff = self._deadline(), Backoff(FIRST_BACKOFF, LONGEST_BACKOFF)
         while True:
@@ -194,18 +186,14 @@ class RestRequests:
     def change(
         self, what: str, method: str, where: str, body: Body, accept: str = encoding.JSON
     ) -> bytes:
-        """Send a change; the object as it was stored."""
+        """Send a change; returns the stored object."""
         query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
         return self.send(what, RestRequest(method, where, query, body, accept))
 
     def send(
-        self,
-        what: str,
-        request: RestRequest,
-        most: int = 0,
-        deadline: float | None = None,
+        self, what: str, request: RestRequest, most: int = 0, deadline: float | None = None
     ) -> bytes:
-        """The answer to one request, which is sent once. AnswerTooLarge: see Transport."""
+        """The answer to one request, which is sent once. Raises AnswerTooLarge."""
         if deadline is None:
             deadline = self._deadline()
         with interrupts.waiting():
@@ -228,7 +216,7 @@ class RestRequests:
             raise self._failed(what, Unavailable(f"{what}: {why}"))
 
     def follow(self, what: str, where: str, query: Query) -> Iterator[bytes]:
-        """The lines of a GET that goes on."""
+        """The lines of a continuing GET."""
         self._take_turn(what, self._deadline())
         answer = self._transport.follow(where, query)
         if answer.status != HTTPStatus.OK:
@@ -236,7 +224,6 @@ class RestRequests:
         return answer.lines
 
     def _error(self, what: str, answer: Response) -> ApiError:
-        """What an answer without success means."""
         try:
             status = encoding.decode(answer.body, encoding.Status)
         except msgspec.MsgspecError:
@@ -260,7 +247,6 @@ def decoded(
 
 
 def error_of(what: str, code: int, status: encoding.Status) -> ApiError:
-    """The error that an HTTP status stands for."""
     text = f"{what}: {code} {status.message.strip()}".rstrip()
     if code == HTTPStatus.NOT_FOUND:
         return NotFound(text)

@@ -1,19 +1,20 @@
-"""What podfabric reads and writes of the API server, and what can go wrong there.
+"""The objects that podfabric reads and writes on the API server, and the errors there.
 
 `client` has the verbs.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
 
 class ApiError(Exception):
-    """A request that had no effect, or an unknown one. The text names verb, object and reason."""
+    """A request without effect, or with an unknown one. The text names verb, object and reason."""
 
 
 class NotFound(ApiError):
-    """404: no object has that name, or the kind is not installed."""
+    """404: no object has this name, or the kind is not installed."""
 
 
 class AlreadyExists(ApiError):
@@ -21,34 +22,30 @@ class AlreadyExists(ApiError):
 
 
 class Conflict(ApiError):
-    """409 to a change: the object has changed since it was read, or has another uid."""
+    """409 to a change: the object changed since it was read, or has another uid."""
 
 
 class Refused(ApiError):
-    """400, 401, 403 or 422: repeating the request cannot help until somebody changes something."""
+    """400, 401, 403 or 422: a repeat cannot help until somebody changes something."""
 
 
 class Unavailable(ApiError):
-    """No answer, 429 or 5xx, after the client's own attempts.
-
-    The request may have had its effect, or may still have it: read before you repeat it.
-    """
+    """No answer, 429 or 5xx, after the client's own attempts. The request may have had its effect,
+    or may still have it: read before you repeat it."""
 
 
 class NotLeading(ApiError):
-    """Not sent: this process does not lead (any more), so it changes nothing."""
+    """Not sent: this process does not lead, so it changes nothing."""
 
 
 class WatchExpired(ApiError):
-    """The watch cannot go on from there: list, and compare with what you knew."""
+    """The watch cannot continue: list again, and compare."""
 
 
 class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The metadata that only the server writes.
-
-    `uid` differs for each object that ever had the name: it is the fencing token of a lease.
-    `resource_version` changes with each write, and is "" for an object that was not yet written.
-    """
+    """The metadata that only the server writes. `uid` differs for each object that ever had the
+    name: it is the fencing token of a lease. `resource_version` changes with each write, and is ""
+    for a new object."""
 
     name: str
     namespace: str = ""
@@ -59,8 +56,8 @@ class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
-    """All metadata that decides something. Labels and what follows them are users': a write
-    replaces all of the object, so it sends them as they were read."""
+    """All metadata that decides something. Users own labels and the fields below them: a write
+    replaces the whole object, so it sends them as they were read."""
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -69,11 +66,11 @@ class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What all kinds have in common. `API` is group and version. A kind of which all metadata is
-    needed, since it is written or has labels that count, has `Meta`.
+    """The common part of all kinds. `API` is group and version. A kind whose metadata is written,
+    or whose labels count, has `Meta`.
 
-    Where metadata is larger than `MOST_METADATA`, what users add is not read, and a write removes
-    it: for kinds that a node or a tenant writes, since no schema says how much labels may hold.
+    From metadata larger than `MOST_METADATA`, the parts of users are not read, and a write removes
+    them. This is for kinds that a node or a tenant writes: no schema limits labels.
     """
 
     API: ClassVar[str]
@@ -88,7 +85,7 @@ AnyResource = TypeVar("AnyResource", bound=Resource)
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """An object that cannot be read, or of which a part is not. `why` says which, and why."""
+    """An object that is unreadable, or a part of it, and `why`."""
 
     api: str
     kind: str
@@ -97,12 +94,9 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, Generic[AnyResource], frozen=True):
-    """All objects of a kind at one moment, which `resource_version` names.
-
-    `is_whole` is False if no more than the first ones were asked for, and there are others.
-    `unreadable` are the objects that are there and not among `items`: who takes an object that is
-    missing for one that is gone must look there, too.
-    """
+    """All objects of a kind at one moment, which `resource_version` names. `is_whole` is False if
+    only the first objects were requested, and more exist. `unreadable` objects exist too, and are
+    not in `items`."""
 
     items: tuple[AnyResource, ...]
     resource_version: str
@@ -111,24 +105,15 @@ class Listing(msgspec.Struct, Generic[AnyResource], frozen=True):
 
 
 class Change(msgspec.Struct, Generic[AnyResource], frozen=True):
-    """An event of a watch."""
-
     type: Literal["ADDED", "MODIFIED", "DELETED"]
     object: AnyResource
 
 
-# --- kinds of Kubernetes -------------------------------------------------------------------------
-
-
 class Taint(msgspec.Struct, frozen=True):
-    """A taint of a Node."""
-
     key: str
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
-    """What an administrator has said of a machine."""
-
     taints: tuple[Taint, ...] = ()
 
 
@@ -140,16 +125,12 @@ class NodeCondition(msgspec.Struct, frozen=True):
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Which machine it is, and in which boot."""
-
     machine_id: str = msgspec.field(default="", name="machineID")
     system_uuid: str = msgspec.field(default="", name="systemUUID")
     boot_id: str = msgspec.field(default="", name="bootID")
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the kubelet says of a machine."""
-
     conditions: tuple[NodeCondition, ...] = ()
     node_info: NodeInfo = NodeInfo()
 
@@ -166,26 +147,21 @@ class Node(Resource, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its name, which another machine may get later."""
         return self.metadata.name
 
     @property
     def uid(self) -> str:
-        """Which Node object of the name it is."""
         return self.metadata.uid
 
     @property
     def machine(self) -> NodeInfo:
-        """Which machine it is."""
         return self.status.node_info
 
     @property
     def is_ready(self) -> bool:
-        """Whether its kubelet says that it can run pods."""
         return NodeCondition("Ready", "True") in self.status.conditions
 
     def has_taint(self, key: str) -> bool:
-        """Whether it has a taint with the key."""
         return any(each.key == key for each in self.spec.taints)
 
 
@@ -200,9 +176,8 @@ class NetworkDefinition(Resource, frozen=True, kw_only=True):
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Which process leads: `holder_identity`, "" if the Lease was given back. Whether it still is
-    renewed shows in the resource version only: the times (RFC 3339 with microseconds) are for
-    people."""
+    """The leading process (`holder_identity`), "" if the Lease was given back. Only the resource
+    version shows a renewal: the times (RFC 3339 with microseconds) are for people."""
 
     holder_identity: str = ""
     lease_duration_seconds: int = 0
@@ -212,10 +187,71 @@ class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
 
 
 class Lease(Resource, frozen=True, kw_only=True):
-    """A Lease of coordination.k8s.io."""
-
     API = "coordination.k8s.io/v1"
     KIND = "Lease"
     PLURAL = "leases"
 
     spec: LeaseSpec = LeaseSpec()
+
+
+class Requirement(msgspec.Struct, frozen=True):
+    key: str
+    operator: str
+    values: tuple[str, ...] | None = None
+
+
+class SelectorTerm(msgspec.Struct, frozen=True, rename="camel"):
+    """All requirements must be met. A term without any selects no node."""
+
+    match_expressions: tuple[Requirement, ...] | None = None
+    match_fields: tuple[Requirement, ...] | None = None
+
+
+class NodeSelector(msgspec.Struct, frozen=True, rename="camel"):
+    """One of the terms must select the node (k8s.io/component-helpers/scheduling/corev1)."""
+
+    node_selector_terms: tuple[SelectorTerm, ...] | None = None
+
+
+def selects(selector: NodeSelector | None, name: str, labels: Mapping[str, str]) -> bool:
+    """Whether the selector selects a node with this name and these labels."""
+    if selector is None:
+        return True
+    return any(_meets(term, name, labels) for term in selector.node_selector_terms or ())
+
+
+def _meets(term: SelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
+    expressions, fields = term.match_expressions or (), term.match_fields or ()
+    if not expressions and not fields:
+        return False
+    return all(_is_met(each, labels) for each in expressions) and all(
+        # For a field, Kubernetes accepts only these operators and one value.
+        each.operator in ("In", "NotIn")
+        and len(each.values or ()) == 1
+        and _is_met(each, {"metadata.name": name})
+        for each in fields
+    )
+
+
+def _is_met(requirement: Requirement, labels: Mapping[str, str]) -> bool:
+    value = labels.get(requirement.key)
+    check = _OPERATORS.get(requirement.operator)
+    return check is not None and check(value, requirement.values or ())
+
+
+def _compared(value: str | None, bounds: Sequence[str]) -> int | None:
+    """The difference of value and bound; `None` if they cannot be compared."""
+    try:
+        return int(value or "") - int(bounds[0]) if len(bounds) == 1 else None
+    except ValueError:
+        return None
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
+    "In": lambda value, values: value is not None and value in values,
+    "NotIn": lambda value, values: value is None or value not in values,
+    "Exists": lambda value, values: value is not None,
+    "DoesNotExist": lambda value, values: value is None,
+    "Gt": lambda value, values: (_compared(value, values) or 0) > 0,
+    "Lt": lambda value, values: (_compared(value, values) or 0) < 0,
+}

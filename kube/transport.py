@@ -1,7 +1,7 @@
 """The API server through the official client: its configuration, authentication, requests.
 
-This is the only module that imports `kubernetes`, which costs a process 20 MB: import it only where
-a pool is cluster-wide. docs/design.md says what of the package is not used, and why.
+This is the only module that imports `kubernetes`, which costs a process 20 MB: import it only if a
+pool is cluster-wide. docs/design.md lists the unused parts of the package, and why.
 """
 
 import logging
@@ -24,13 +24,13 @@ from kube.resources import Refused, Unavailable
 CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
 SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
 CONNECTIONS = 8  # that are kept open
-_LOOK_AT_TOKEN = 10.0  # seconds; the client itself reads a file of it every minute
+_LOOK_AT_TOKEN = 10.0  # seconds between two reads of the token
 
 _log = logging.getLogger(__name__)
 
 
 class KubernetesApi(ClusterApi):
-    """ClusterApi of the pod's own cluster, or of a kubeconfig's. Refused: there is none."""
+    """ClusterApi of the pod's cluster, or of a kubeconfig's. Raises Refused without one."""
 
     def __init__(
         self,
@@ -45,7 +45,6 @@ class KubernetesApi(ClusterApi):
         super().__init__(self._client, writer=writer, node=node, timeout=timeout, pace=pace)
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
 
@@ -69,12 +68,12 @@ class _Client:
 
     def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
         deadline = time.monotonic() + patience
-        # The server works on a patch of a large object for seconds. It may give up with the client.
+        # A patch of a large object takes the server seconds, and it may stop with the client.
         read = patience if request.method == "PATCH" else min(READ, patience)
         limits = (min(CONNECT, patience), read)
         response = self._open(request, limits)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            # Nothing was done. The token may be a new one by now.
+            # Nothing was done. The token may have changed.
             _body(response, deadline)
             self._configure(self._client.configuration)
             self._identify_at = 0.0
@@ -90,8 +89,8 @@ class _Client:
         return Lines(response.status, _lines(response))
 
     def _configure(self, configuration: Configuration) -> None:
-        """Read the server's address and the token again. The client itself reads the token of a
-        service account again every minute."""
+        """Read the server's address and the token again. The client itself reads a service
+        account's token again every minute."""
         try:
             if self._kubeconfig is None:
                 load_incluster_config(client_configuration=configuration)
@@ -104,8 +103,8 @@ class _Client:
             raise Refused(f"no API server {where}: {error}") from error
 
     def _identify(self) -> None:
-        """Say who asks. The client reads the whole environment each time it is asked for the token,
-        which takes a fifth of the CPU time of a request, so its `auth_settings` are not used."""
+        """Set the token. The client's `auth_settings` are not used: they read the whole environment
+        for each request, a fifth of its CPU time."""
         now = time.monotonic()
         if now >= self._identify_at:
             headers = self._client.default_headers
@@ -133,7 +132,7 @@ class _Client:
 
 
 def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
-    """The whole body. One that is complete is used, however late it is. AnswerTooLarge."""
+    """The whole body. A complete body is used even if it is late. Raises AnswerTooLarge."""
     parts: list[bytes] = []
     size, is_late = 0, False
     try:
@@ -154,8 +153,7 @@ def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
 
 
 def _lines(response: HTTPResponse) -> Iterator[bytes]:
-    """The lines, as they come. What is cut off at the end does not count. Unavailable: there was
-    not even a bookmark for SILENCE, so whoever follows lists again."""
+    """The complete lines, as they come. Raises Unavailable after SILENCE."""
     rest = b""
     try:
         for part in response.stream(None):

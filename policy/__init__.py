@@ -1,6 +1,6 @@
-"""What the administrator of a node allows a network configuration to ask for.
+"""The administrator's rules for network configurations on a node.
 
 Tenants who may create a NetworkAttachmentDefinition or annotate a pod write network configurations,
-and the agent executes them as root. `rules` has the typed rules with safe defaults, reads them from
-the part `policy` of config.yaml. Plugins check them before they change anything.
+and the agent executes them as root. `rules` reads the typed rules with safe defaults from the part
+`policy` of config.yaml. Plugins check them before they change anything.
 """

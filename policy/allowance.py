@@ -1,8 +1,8 @@
-"""What an ADD may still use: the rules that allow everything that it asked for so far.
+"""The remaining allowance of an ADD: the rules that allow everything it used so far.
 
 `use` counts as a whole: each value narrows the rules to those that list it too, and an attachment
-is refused when none is left. Options (`set`) count one by one: any rule for the pod may allow one.
-Where no other rule is for the pod, the node's rule for all others is (`Policy.otherwise`).
+is refused when no rule remains. Options (`set`) count one by one: any rule for the pod may allow
+one. If no rule is for the pod, `Policy.otherwise` is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,14 +19,14 @@ from policy.rules import Policy
 from policy.value_lists import NOTHING, Span
 
 Rules = tuple[Rule, ...]
-"""Some of a node's rules, in the order in which they count."""
+"""Some of a node's rules, in their order."""
 
-_TOLD = 8  # rules, in an error
+_SHOWN = 8  # rules, in an error
 _FULL = 0x8000  # a P_Key's bit of a full member
 
 
 class NotAllowed(CNIError):
-    """The rules for a pod do not allow a value. `rules` are those that were left before it."""
+    """The rules for a pod do not allow a value. `rules` are the rules that remained before it."""
 
     def __init__(self, message: str, key: str, value: str, rules: tuple[str, ...]) -> None:
         super().__init__(Code.NOT_ALLOWED, message)
@@ -36,7 +36,7 @@ class NotAllowed(CNIError):
 
 
 def joined(refusals: Sequence[CNIError]) -> CNIError:
-    """One error for all candidates of an attachment: with code 11 if that is the code of any."""
+    """One error for all candidates of an attachment: with code 11 if any has it."""
     if len(refusals) == 1:
         return refusals[0]
     codes = [refusal.code for refusal in refusals]
@@ -49,23 +49,22 @@ def joined(refusals: Sequence[CNIError]) -> CNIError:
 
 
 class Device(msgspec.Struct, frozen=True):
-    """The device of an attachment, as rules see it: an HCA, and the resources that have it."""
+    """The device of an attachment for rules: an HCA, and the resources that have it."""
 
     hca: HCA
-    resources: frozenset[str] = frozenset()  # by which the pod holds it
+    resources: frozenset[str] = frozenset()  # the pod's resources with this HCA
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """What one ADD may use: `rules` are all for its pod, `left` those that allow it so far."""
+    """The rules for one ADD: `rules` are all for its pod, `left` those that allow it so far."""
 
     rules: Rules = (Policy().otherwise,)
     left: Rules = (Policy().otherwise,)
 
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
-        """The allowance of an attachment that uses this value of a key of `use` too.
-
-        NotAllowed if no rule is left, with the configuration's key `what` and the value `shown`.
-        """
+        """The allowance of an attachment that also uses this value of a key of `use`. Raises
+        NotAllowed if no rule remains. The error has the configuration's key `what` and the value
+        `shown`."""
         left = tuple(rule for rule in self.left if _uses(rule, key, value))
         if not left:
             raise self._not_listed(what, shown, key)
@@ -74,7 +73,7 @@ class Allowance(msgspec.Struct, frozen=True):
     def within(
         self, intervals: Sequence[Span], what: str, shown: Callable[[Span], str]
     ) -> "Allowance":
-        """`using` of addresses: each interval lies within one network of a rule."""
+        """`using` for addresses: each interval lies within one network of a rule."""
         left = _having(self.left, intervals)
         if left:
             return Allowance(self.rules, left)
@@ -89,12 +88,12 @@ class Allowance(msgspec.Struct, frozen=True):
         )
 
     def require_option(self, key: str, value: int | str, what: str, shown: object) -> None:
-        """Raise NotAllowed unless a rule lets the definition set an option to this value."""
+        """Raise NotAllowed unless `may`."""
         if not self.may(key, value):
             raise self.not_settable(key, f'"{what}": {shown}', what)
 
     def require_match(self, *, match_device: bool, pf_only: bool = False) -> None:
-        """Raise NotAllowed unless a definition may say so of the match with the pod's devices."""
+        """Raise NotAllowed unless a definition may match the pod's devices in this way."""
         if not match_device:
             self.require_option("match_device", False, "match_device", "false")
         if pf_only:
@@ -103,7 +102,7 @@ class Allowance(msgspec.Struct, frozen=True):
     def not_settable(
         self, key: str, text: str, what: str, remedy: str = "use another value"
     ) -> NotAllowed:
-        """The error for what no rule allows in `set`; `text` tells what `what` asks for."""
+        """The error for an option that no rule allows in `set`; `text` describes the request."""
         return NotAllowed(
             f"{text} is not allowed for this namespace: no rule for it ({titled(self.rules)}) "
             f'lists it in "set.{key}": {remedy}, or ask the administrator',
@@ -119,35 +118,32 @@ class Allowance(msgspec.Struct, frozen=True):
 
     @property
     def has_every_device(self) -> bool:
-        """Whether the rules left list all devices, so that no device needs to be looked at."""
+        """Whether the remaining rules list all devices, so that no device must be looked at."""
         return all(EVERY_DEVICE in rule.devices for rule in self.left)
 
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
-        """What the first of the rules left puts in where a definition has no value; else None."""
+        """The first remaining rule's value for a missing option; else `None`."""
         return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-        """By key, what the rules left put into a definition: into those of `keys` without a value.
-
-        `written` are the keys as the plugin reads them: of two spellings, the one that counts.
-        """
-        # 0 stands for no MTU.
-        said = {
+        """The values that the remaining rules set, for those of `keys` without a value. `written`
+        are the keys as the plugin reads them: of two spellings, the one that counts."""
+        # 0 stands for a missing MTU.
+        present = {
             key
             for key, value in written.items()
             if value not in (None, "") and (value != 0 or key != "mtu")
         }
-        fixed = {key: self.fixed(key) for key in keys if key not in said}
+        fixed = {key: self.fixed(key) for key in keys if key not in present}
         return {key: value for key, value in fixed.items() if value is not None}
 
     def most(self, count: str) -> int | None:
-        """The largest limit that the rules left have for a key of COUNTS; None without one."""
+        """The largest limit of the remaining rules for a key of COUNTS; `None` without a limit."""
         if any(count not in rule.counts for rule in self.left):
             return None
         return max((rule.counts[count] for rule in self.left), default=None)
 
     def titles(self) -> tuple[str, ...]:
-        """The names of the rules that are left."""
         return _titles(self.left)
 
     def _not_listed(self, what: str, shown: object, key: str) -> NotAllowed:
@@ -162,25 +158,25 @@ class Allowance(msgspec.Struct, frozen=True):
 
 
 def of_pod(policy: Policy, pod: Pod) -> Allowance:
-    """What the ADD of a pod may use. CNIError 11 if that cannot be told now."""
+    """The allowance of a pod's ADD. Raises CNIError 11 if the rules are unknown now."""
     own = [rule for rule in policy.rules if rule.is_for(pod.namespace, policy.labels)]
     return _by(own or [policy.otherwise])
 
 
 def of_anyone(policy: Policy) -> Allowance:
-    """What some pod may use, for a call that is for no pod, such as STATUS."""
+    """The allowance of all pods together, for a call without a pod, such as STATUS."""
     return _by([*policy.rules, policy.otherwise])
 
 
 def _by(found: Iterable[Rule]) -> Allowance:
-    every = tuple(sorted(found, key=lambda rule: rule.policy))  # which keeps their order
+    every = tuple(sorted(found, key=lambda rule: rule.policy))
     return Allowance(every, every)
 
 
 def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
-    """Whether `use` has a value: a number or name, a count, or a `Device`; or it is fixed."""
+    """Whether `use` lists a value: a number or name, a count, or a `Device`; or it is fixed."""
     if key == "devices":
-        # Without selectors every HCA would match.
+        # Without selectors, `match` would match every HCA.
         if rule.devices and selectors.match(rule.devices, value.hca) is not None:
             return True
         return any(map(rule.use.get("pools", NOTHING).allows, value.resources))
@@ -196,13 +192,12 @@ def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any ke
 
 
 def titled(found: Rules) -> str:
-    """The names of rules, for an error."""
-    more = f" and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
-    return ", ".join(_titles(found[:_TOLD])) + more
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(_titles(found[:_SHOWN])) + more
 
 
 def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
-    """The rules that have, for each interval, one network with all of its addresses."""
+    """The rules with one network for each interval, which has all its addresses."""
     return tuple(
         rule
         for rule in found

@@ -35,14 +35,14 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one label must be like, as in a label selector of Kubernetes."""
+    """A requirement on one label, as in a label selector of Kubernetes."""
 
     key: Annotated[str, msgspec.Meta(min_length=1)]
     operator: Operator
     values: tuple[str, ...] = ()
 
     def met_by(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels are like that. A missing label is in no list."""
+        """Whether the labels meet it. A missing label is in no list."""
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -55,7 +55,7 @@ class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def unknown(what: str, why: str = "") -> CNIError:
-    """The error of an ADD for which the rules cannot be told. They are never taken for none."""
+    """The error of an ADD while the rules are unknown. They never count as empty."""
     because = f" ({why})" if why else ""
     return CNIError(
         Code.TRY_AGAIN,
@@ -65,22 +65,22 @@ def unknown(what: str, why: str = "") -> CNIError:
 
 
 def no_labels(namespace: str) -> Mapping[str, str]:
-    """Raises CNIError 11: the labels of no namespace are known."""
+    """Raise CNIError 11: no namespace's labels are known."""
     raise unknown(f'the labels of namespace "{namespace}"')
 
 
 Labels = Callable[[str], Mapping[str, str]]
-"""The labels of a namespace, asked for only where a rule looks at them. CNIError 11."""
+"""Returns the labels of a namespace. Called only for rules that use them. Raises CNIError 11."""
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """Pods that a rule is for: what is set must match. None is not set."""
+    """Pods that a rule is for. All set fields must match. `None` matches any pod."""
 
     namespaces: Values | None = None
     namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
 
     def matches(self, namespace: str, labels: Labels) -> bool:
-        """Whether the subject is for pods of a namespace. CNIError 11 from `labels`."""
+        """Whether the subject is for pods of a namespace. Raises CNIError 11 from `labels`."""
         if self.namespaces is not None and not self.namespaces.allows(namespace):
             return False
         if self.namespace_selector is None:
@@ -96,19 +96,19 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""  # the FabricPolicy's name; "" in config.yaml
     subjects: tuple[Subject, ...]
     devices: tuple[Selector, ...] = ()
-    use: Mapping[str, Values] = {}  # by keys of USE: what is not listed is not allowed
-    counts: Mapping[str, int] = {}  # by keys of COUNTS: what is not there has no limit
+    use: Mapping[str, Values] = {}  # by keys of USE: an unlisted value is not allowed
+    counts: Mapping[str, int] = {}  # by keys of COUNTS: a missing key means any number
     allowed: Mapping[str, Values] = {}  # "set"
     host_paths: tuple[str, ...] = ()  # directories
     fixed: Mapping[str, Any] = {}  # numbers, texts and booleans, as a definition has them
 
     @property
     def title(self) -> str:
-        """As errors and events name it: "team-a", "POLICY/team-a"."""
+        """Its name in errors and events: "team-a", "POLICY/team-a"."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
 
     def is_for(self, namespace: str, labels: Labels) -> bool:
-        """Whether the rule is for pods of a namespace. CNIError 11 from `labels`."""
+        """Whether the rule is for pods of a namespace. Raises CNIError 11 from `labels`."""
         return any(subject.matches(namespace, labels) for subject in self.subjects)
 
 
@@ -131,7 +131,7 @@ SETTABLE: Mapping[str, Kind] = {
     "vlanProto": "name",
     "vlanQoS": "number",
 }
-"""What `set` may list beside `hostPaths`: options of definitions, and two keys of `policy`."""
+"""The keys of `set` next to `hostPaths`: options of definitions, and two keys of `policy`."""
 
 FIXABLE: Mapping[str, Kind] = {
     **{
@@ -144,12 +144,12 @@ FIXABLE: Mapping[str, Kind] = {
     "pkey": "pkey",
     "vlan": "vlan",
 }
-"""Options for which `fixed` may have the value of definitions that have none."""
+"""Options that `fixed` may set for definitions without a value."""
 
 _HOST_PATHS = "hostPaths"
 USE: Mapping[str, Kind] = {
-    "pools": "name",  # resources by which the pod holds the device: an alternative to devices
-    "pkeys": "pkey",  # 16 bits: with the bit of a full member
+    "pools": "name",  # resources of the pod's device: an alternative to devices
+    "pkeys": "pkey",  # 16 bits, with the full-member bit
     "vlans": "vlan",
     "guids": "guid",
     "macs": "mac",
@@ -158,14 +158,12 @@ USE: Mapping[str, Kind] = {
     "ranges": "network",
 }
 COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
-"""Those of a pod and of a namespace count on one node."""
+"""The counts of a pod and of a namespace are for one node."""
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
-    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy.
-
-    DocumentError names the key below `where`: "config.yaml: policy.rules".
-    """
+    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy. Raises
+    DocumentError that names the key below `where`: "config.yaml: policy.rules"."""
     rules: dict[str, Rule] = {}
     for index, item in enumerate(_list(value, RULES, where)):
         rule = _rule(item, f"{where}[{index}]", policy)
@@ -179,7 +177,7 @@ def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
 
 
 NODE = "config.yaml"
-"""The name of the rule of a node for pods that no other rule is for."""
+"""The name of the node's rule for pods without another rule."""
 _OF_NODE: Mapping[str, Mapping[str, Any]] = {
     "use": {
         **{key: [value_lists.ANY] for key in ("devices", *USE)},
@@ -192,14 +190,12 @@ _OF_NODE: Mapping[str, Mapping[str, Any]] = {
         _HOST_PATHS: [],
     },
 }
-"""What a node lists where its administrator lists nothing for that key: what is safe."""
+"""The safe defaults of a node for keys that its administrator leaves out."""
 
 
 def rule_of_node(part: Mapping[str, Any] | None = None, where: str = PART) -> Rule:
-    """The rule for pods that no other rule is for; `part` has its `use`, `set` and `fixed`.
-
-    DocumentError names the key below `where`.
-    """
+    """The rule for pods without another rule; `part` has its `use`, `set` and `fixed`. Raises
+    DocumentError that names the key below `where`."""
     document = {key: value for key, value in (part or {}).items() if value is not None}
     for key, defaults in _OF_NODE.items():
         document[key] = {**defaults, **documents.mapping(document.get(key), f"{where}.{key}")}
@@ -313,7 +309,7 @@ def _settings(value: object, where: str) -> dict[str, Values]:
 def _fixed(value: object, where: str) -> dict[str, Any]:
     fields = _keys(value, FIXABLE, where)
     for key, item in fields.items():
-        # Before it is read: a number has no "*", which would be another mistake.
+        # Checked first: a number has no "*", which would be reported as another mistake.
         is_pattern = isinstance(item, str) and ("*" in item or "?" in item)
         read = "" if is_pattern else value_lists.one(item, FIXABLE[key], f"{where}.{key}")
         first, last = (read, read) if isinstance(read, str) else read
@@ -322,7 +318,7 @@ def _fixed(value: object, where: str) -> dict[str, Any]:
         fields[key] = bool(first) if FIXABLE[key] == "switch" else first
     for key in ("vlanProto", "vlanQoS"):
         if key in fields and "vlan" not in fields:
-            raise DocumentError(f"{where}.{key}: needs a vlan beside it: add one")
+            raise DocumentError(f"{where}.{key}: needs a vlan: add one")
     return fields
 
 

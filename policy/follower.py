@@ -1,7 +1,7 @@
-"""Follows the cluster's policies, and the labels of namespaces where rules look at them.
+"""Follows the cluster's policies, and the labels of namespaces if rules use them.
 
-What the API server had last is in force, in memory and in a file, until it has something else. A
-policy that cannot be read changes nothing of what is in force, and an event says why.
+The last state of the API server is active, in memory and in a file, until a new one is read. An
+unreadable policy changes nothing, and an event says why.
 """
 
 import logging
@@ -16,8 +16,7 @@ from base.loop import StepThread
 from base.problems import Problems
 from base.text import printable
 from cni.spec.errors import CNIError
-from kube.client import ClusterApi
-from kube.events import PendingEvents
+from kube.client import ClusterApi, PendingEvents
 from kube.informer import Mirror, same
 from kube.resources import Meta, Resource
 from policy import stored_policies
@@ -25,13 +24,13 @@ from policy.document import unknown
 from policy.stored_policies import ClusterPolicies, StoredPolicy
 
 UNREADABLE = "PolicyUnreadable"
-LOOK_EVERY = 30.0  # seconds, for a file that could not be written
+LOOK_EVERY = 30.0  # seconds between two attempts to write the file
 
 _log = logging.getLogger(__name__)
 
 
 class FabricPolicy(Resource, frozen=True, kw_only=True):
-    """Rules of an administrator. Its `spec` may be of a later version, so it is read afterwards."""
+    """Rules of an administrator. Its `spec` may be of a later version, so it is decoded later."""
 
     API = "fabric.podfabric.io/v1alpha1"
     KIND = stored_policies.KIND
@@ -40,7 +39,7 @@ class FabricPolicy(Resource, frozen=True, kw_only=True):
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def stored(self) -> StoredPolicy:
-        """As it is kept on the node; its rules were not looked at."""
+        """Its form for the node's file. Its rules are not checked."""
         listed = self.spec.get("rules")
         return StoredPolicy(
             name=self.metadata.name,
@@ -51,8 +50,6 @@ class FabricPolicy(Resource, frozen=True, kw_only=True):
 
 
 class NamespaceObject(Resource, frozen=True, kw_only=True):
-    """A Namespace, of which the labels are read."""
-
     API = "v1"
     KIND = "Namespace"
     PLURAL = "namespaces"
@@ -61,10 +58,7 @@ class NamespaceObject(Resource, frozen=True, kw_only=True):
 
 
 class PolicyFollower(StepThread):
-    """The policies in force. Threads may share it. `path` is the file of the node.
-
-    Nothing is asked before `start`.
-    """
+    """The active policies, for any thread. `path` is the node's file. Call `start` first."""
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
         super().__init__("policies")
@@ -78,7 +72,7 @@ class PolicyFollower(StepThread):
         self.events = PendingEvents(api)
 
     def start(self) -> None:
-        """Follow until `close`, in threads of its own. What was in force last is so at once."""
+        """Follow until `close`, in other threads. The last stored policies apply at once."""
         try:
             self._present = self._written = stored_policies.load(self._path)
         except CNIError as error:
@@ -87,21 +81,20 @@ class PolicyFollower(StepThread):
         super().start()
 
     def close(self) -> None:
-        """Follow no more. See StepThread.close."""
         for mirror in (self._policies, self._namespaces):
             if mirror is not None:
                 mirror.close()
         super().close()
 
     def present(self) -> ClusterPolicies:
-        """The policies in force. CNIError 11 if none were ever seen."""
+        """The active policies. Raises CNIError 11 if none were ever seen."""
         present = self._present
         if present is None:
             raise unknown("the policies of the cluster", "it has not seen them yet")
         return present
 
     def step(self) -> float:
-        """Bring what is in force up to date, and write one event."""
+        """Update the active policies, and write one event."""
         seen = None if self._policies is None else self._policies.items()
         if seen is not None:
             self._take(seen)
@@ -113,9 +106,9 @@ class PolicyFollower(StepThread):
         found = (self._read(each, last.get(each.metadata.name)) for each in seen)
         policies = tuple(sorted(found, key=lambda each: each.name))
         if present is not None and policies == present.policies:
-            policies = present.policies  # with what was worked out of them
+            policies = present.policies  # with its cached rules
         new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
-        count = len(new.rules)  # which reads them, before they are in force
+        count = len(new.rules)  # decodes them, before they become active
         self._present = new
         if present is None or policies is not present.policies:
             _log.info("policies of the cluster: %d, with %d rules", len(policies), count)
@@ -132,7 +125,7 @@ class PolicyFollower(StepThread):
             self._written = new
 
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
-        """The policy, if its rules can be read; else what was in force of it, or its subjects."""
+        """The policy, or its last readable form, or its subjects alone."""
         stored = policy.stored()
         if stored == last:
             return last
@@ -140,19 +133,19 @@ class PolicyFollower(StepThread):
             _ = stored.read
         except DocumentError as error:
             kept = last or stored_policies.closed(stored)
-            in_force = "only its subjects are in force: it allows their pods nothing"
+            active = "only its subjects are active: it allows their pods nothing"
             if kept.generation != stored.generation:
-                in_force = f"generation {kept.generation} stays in force"
-            told = DocumentError(f"{error}; {in_force}")
-            self._problems.tell("not in force", told)
+                active = f"generation {kept.generation} stays active"
+            reason = DocumentError(f"{error}; {active}")
+            self._problems.tell("not active", reason)
             kind = {"apiVersion": FabricPolicy.API, "kind": FabricPolicy.KIND}
             regarding = {**kind, "name": stored.name, "uid": stored.uid}
-            self.events.add(UNREADABLE, printable(str(told)), regarding, str(stored.generation))
+            self.events.add(UNREADABLE, printable(str(reason)), regarding, str(stored.generation))
             return kept
         return stored
 
     def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
-        """The labels of all namespaces, as they were seen last; None if no rule looks at them."""
+        """The last known labels of all namespaces; `None` if no rule uses them."""
         rules = (rule for policy in policies for rule in policy.read)
         subjects = (each for rule in rules for each in rule.subjects)
         if all(each.namespace_selector is None for each in subjects):

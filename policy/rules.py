@@ -1,4 +1,4 @@
-"""The rules of one node: a rule for pods that no other rule is for, and rules for some pods.
+"""The rules of one node: rules for some pods, and one for all other pods.
 
     policy:
       set: {pfOnly: [true]}
@@ -20,10 +20,10 @@ from policy.document import PART, Labels, Rule
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What network configurations may ask for on this node. The defaults are the safe ones."""
+    """The limits of network configurations on this node. The defaults are safe."""
 
     rules: tuple[Rule, ...] = ()
-    # The rule for pods that none of these is for.
+    # The rule for all other pods.
     otherwise: Rule = document.rule_of_node()
     # Whether FabricPolicies are followed, whose rules are added (policy/stored_policies.py).
     cluster: bool = False
@@ -71,7 +71,7 @@ def of(part: object, name: str) -> Policy:
     for subject in (subject for rule in rules for subject in rule.subjects):
         if subject.namespace_selector is not None:
             raise DocumentError(
-                f"{where}.rules: only the API server knows what a namespaceSelector matches: name "
+                f"{where}.rules: namespaceSelector works only in a FabricPolicy: name "
                 "the namespaces, or write a FabricPolicy"
             )
     otherwise = document.rule_of_node(values, where) if values else Policy().otherwise

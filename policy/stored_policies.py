@@ -1,8 +1,8 @@
-"""The policies of the cluster, as this node's agent saw them last: a file in the state directory.
+"""The cluster's policies as this node's agent last saw them: a file in the state directory.
 
-The agent writes it whenever they change. While the API server is away, an agent that starts, and a
-process that does one call without an agent, go by it. Without the file nobody knows the rules, so
-no pod is attached: the runtime tries again.
+The agent writes it when they change. It is used while the API server does not answer, by a new
+agent and by a process for one call without an agent. Without the file the rules are unknown, so no
+pod is attached: the runtime tries again.
 """
 
 import zlib
@@ -25,7 +25,7 @@ KIND = "FabricPolicy"
 
 
 class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A FabricPolicy in the last form that could be read. `rules` is its `spec.rules`."""
+    """A FabricPolicy in its last readable form. `rules` is its `spec.rules`."""
 
     name: str
     uid: str
@@ -34,16 +34,14 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def read(self) -> tuple[Rule, ...]:
-        """The rules, typed. Raises DocumentError."""
+        """The typed rules. Raises DocumentError."""
         return document.rules_of(self.rules, f"{KIND} {self.name}: spec.rules", self.name)
 
 
 def closed(policy: StoredPolicy) -> StoredPolicy:
-    """A policy whose rules cannot be read, with their subjects alone: it allows their pods nothing.
-
-    Otherwise pods would have what the node allows all others, for as long as their rules are of a
-    later version of podfabric. If a rule's subjects cannot be read either, it is for all pods.
-    """
+    """A policy with unreadable rules, reduced to their subjects: it allows their pods nothing.
+    Otherwise the node's rule for all other pods would apply to these pods. Rules with unreadable
+    subjects are for all pods."""
     try:
         rules = [
             {"name": f"unreadable-{index}", "subjects": rule["subjects"]}
@@ -56,7 +54,7 @@ def closed(policy: StoredPolicy) -> StoredPolicy:
 
 
 class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All policies by name, and the labels of all namespaces; None if no rule looks at these."""
+    """All policies by name, and the labels of all namespaces; `None` if no rule uses labels."""
 
     policies: tuple[StoredPolicy, ...]
     namespaces: dict[str, dict[str, str]] | None
@@ -67,7 +65,7 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(rule for policy in self.policies for rule in policy.read)
 
     def labels(self, namespace: str) -> Mapping[str, str]:
-        """The labels of a namespace. CNIError 11 if they are not known."""
+        """The labels of a namespace. Raises CNIError 11 if they are unknown."""
         labels = None if self.namespaces is None else self.namespaces.get(namespace)
         if labels is None:
             raise unknown(f'the labels of namespace "{namespace}"')
@@ -75,7 +73,7 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 Present = Callable[[], ClusterPolicies]
-"""Returns the policies that are in force. CNIError 11 if none were ever seen."""
+"""Returns the active policies. Raises CNIError 11 if none were ever seen."""
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -86,7 +84,7 @@ class _Content(msgspec.Struct, frozen=True):
 
 
 def joined(node: rules.Source, cluster: Present) -> rules.Source:
-    """The rules of the node, and behind them those of the cluster where the node follows them."""
+    """The rules of the node, followed by those of the cluster if the node follows them."""
 
     def source() -> Policy:
         own = node()
@@ -105,7 +103,7 @@ def on_node(paths: Paths) -> rules.Source:
 
 
 def load(path: Path) -> ClusterPolicies:
-    """What the agent saw last. CNIError 11 if there is no such file, or it is damaged."""
+    """The policies that the agent last saw. CNIError 11 if the file is missing or damaged."""
     try:
         return decode(read(str(path)))
     except FileNotFoundError:
@@ -125,7 +123,7 @@ def save(path: Path, policies: ClusterPolicies) -> None:
 
 
 def decode(content: bytes) -> ClusterPolicies:
-    """The policies in the file's content, whose rules can be read. Raises DocumentError."""
+    """The policies in the file's content, with readable rules. Raises DocumentError."""
     try:
         file = decoding.decode(content, _Content)
         if file.crc32 != f"{zlib.crc32(bytes(file.policies)):08x}":
@@ -133,5 +131,5 @@ def decode(content: bytes) -> ClusterPolicies:
         policies = decoding.decode(file.policies, ClusterPolicies)
     except msgspec.MsgspecError as error:
         raise DocumentError(str(error)) from None
-    _ = policies.rules  # which reads them
+    _ = policies.rules  # decodes them
     return policies

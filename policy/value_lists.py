@@ -1,4 +1,4 @@
-"""Lists of values in a rule: what each of them allows.
+"""Lists of values in a rule.
 
 An item is a value, a range "a-b" of numbers, P_Keys, GUIDs or MACs, or a pattern of names, in which
 "*" is any text and "?" any character. "*" alone allows every value.
@@ -26,17 +26,15 @@ _MAPPED = 0xFFFF << 32  # IPv4 in its IPv4-mapped place, as in ipam.addresses
 
 
 class Values(msgspec.Struct, frozen=True):
-    """What a list allows: numbers within one of the spans, and texts that one of the names fits.
-
-    Addresses, GUIDs, MACs and booleans are numbers here. A list of directories has them as names.
-    """
+    """The allowed values of a list: numbers within one of the spans, and texts that match one of
+    the names. Addresses, GUIDs, MACs and booleans are numbers here, directories are names."""
 
     any: bool = False
     spans: tuple[Span, ...] = ()
     names: tuple[str, ...] = ()
 
     def allows(self, value: int | str) -> bool:
-        """Whether a number, a boolean or a name is among them."""
+        """Whether a number, a boolean or a name is allowed."""
         if self.any:
             return True
         if isinstance(value, str):
@@ -44,7 +42,7 @@ class Values(msgspec.Struct, frozen=True):
         return any(first <= value <= last for first, last in self.spans)
 
     def allows_all(self, first: int, last: int) -> bool:
-        """Whether all numbers from `first` to `last` are: within one span."""
+        """Whether all numbers from `first` to `last` are in one span."""
         return self.any or any(low <= first and last <= high for low, high in self.spans)
 
 
@@ -53,7 +51,7 @@ EVERYTHING = Values(any=True)
 
 
 def read(items: object, kind: Kind, where: str) -> Values:
-    """The values of a list in a document. DocumentError names the item that cannot be read."""
+    """The values of a list in a document. Raises DocumentError that names the unreadable item."""
     listed = documents.convert(items, list[object], where)
     if len(listed) > ITEMS:
         raise DocumentError(
@@ -75,12 +73,12 @@ def read(items: object, kind: Kind, where: str) -> Values:
 
 def one(item: object, kind: Kind, where: str) -> Span | str:
     """One item: a span of numbers, or a name. Raises DocumentError."""
-    # Not isinstance(item, int) alone: a boolean is one.
+    # In Python a boolean is an int.
     if kind == "switch" and isinstance(item, bool):
         return (int(item), int(item))
     if isinstance(item, bool) or not isinstance(item, int | str) or kind == "switch":
         raise DocumentError(f"{where}: {documents.shown(item)}: {_EXPECTED[kind]}")
-    # A P_Key of four digits may be meant as hexadecimal where it is a text.
+    # A P_Key as text with four digits may be hexadecimal.
     text = f"{item:#x}" if kind == "pkey" and isinstance(item, int) else str(item)
     if not 0 < len(text) <= LONGEST:
         raise DocumentError(f"{where}: {documents.shown(item)}: expected 1 to {LONGEST} characters")
@@ -91,19 +89,17 @@ def one(item: object, kind: Kind, where: str) -> Span | str:
             return _network(text)
         return _span(text, _NUMBERS[kind])
     except ValueError as error:
-        said = str(error)
-        raise DocumentError(
-            f"{where}: {documents.shown(item)}: {said or _EXPECTED[kind]}"
-        ) from None
+        why = str(error) or _EXPECTED[kind]
+        raise DocumentError(f"{where}: {documents.shown(item)}: {why}") from None
 
 
 def fits(pattern: str, text: str) -> bool:
-    """Whether a text fits a pattern, in which "*" is any text and "?" is any character."""
+    """Whether a text matches a pattern, in which "*" is any text and "?" is any character."""
     return pattern == text or fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """The spans in order, those that overlap or meet as one."""
+    """The sorted spans, with overlapping and touching ones joined."""
     merged: list[Span] = []
     for first, last in sorted(spans):
         if merged and first <= merged[-1][1] + 1:
@@ -143,7 +139,7 @@ def _network(text: str) -> Span:
 
 
 def _without_ipv4(span: Span) -> list[Span]:
-    """A network of IPv6 without the place of IPv4's addresses: "::/0" allows none of these."""
+    """An IPv6 network without the place of IPv4 addresses: "::/0" allows none of these."""
     first, last = span
     behind = _MAPPED + (1 << 32)
     if first >= _MAPPED or last < _MAPPED:

@@ -1,9 +1,9 @@
 """/metrics, /healthz, /readyz and /removed, on a loopback address or a unix socket.
 
 Any process of the node may be a client, so the standard library's server has bounds here: for the
-size and time of a request, for how many clients there are at once, and for how many of them scrape.
-When all places are taken, the client that has waited longest without sending its request is dropped
-for the next one. A connection serves one request.
+size and time of a request, for the number of clients, and for how many of them scrape. When all
+places are taken, the next client replaces the one that has waited longest without sending its
+request. A connection serves one request.
 """
 
 import logging
@@ -23,25 +23,23 @@ from typing import Any
 from agent.settings import listen_address
 from base import unix_socket
 
-MAX_REQUEST = 8 << 10  # bytes; a Prometheus sends some 300
+MAX_REQUEST = 8 << 10  # bytes; Prometheus sends some 300
 REQUEST_TIME = 3.0  # seconds for a whole request
 ANSWER_TIME = 5.0  # seconds for the client to read its answer
 MAX_CLIENTS = 16
 MAX_SCRAPES = 4  # the other places are for health checks
 
-State = Callable[[], tuple[bool, str]]
-"""Whether all is well, and a line of text about it."""
+State = Callable[[], tuple[bool, str]]  # whether it is good, and a line of text about it
 
 _log = logging.getLogger(__name__)
 
 
 class Endpoint(ThreadingMixIn, TCPServer):
-    """Serves at `listen` (see `agent.settings.listen_address`), a thread for each client, until
-    `close`.
+    """Serves at `listen` (see `agent.settings.listen_address`), a thread for each client.
 
-    Port 0 is any free port; `address` says which. Without an `exposition` there is no /metrics, and
-    any address of the machine may be listened at: the states are no secret. OSError if it cannot
-    listen there.
+    Port 0 is any free port; `address` has the chosen one. Without an `exposition` there is no
+    /metrics, and any address of the machine is allowed: the states are no secret. Raises OSError if
+    it cannot listen.
     """
 
     allow_reuse_address = True
@@ -74,14 +72,13 @@ class Endpoint(ThreadingMixIn, TCPServer):
 
     @property
     def address(self) -> str:
-        """The address in the form of `listen`."""
         if isinstance(self._listen, Path):
             return f"unix:{self._listen}"
         host, port = self.socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def close(self) -> None:
-        """Stop listening. Answers that are being sent are not waited for."""
+        """Stop listening. Does not wait for answers that are being sent."""
         if self._closing:
             return
         self._closing = True
@@ -94,7 +91,6 @@ class Endpoint(ThreadingMixIn, TCPServer):
         self._drop_silent(MAX_CLIENTS)
 
     def server_bind(self) -> None:
-        """As in TCPServer, or listen at the path of a unix socket."""
         if isinstance(self._listen, Path):
             self.socket.close()
             self.socket = unix_socket.listen(self._listen, self.request_queue_size)
@@ -103,7 +99,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         self.socket.setblocking(False)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a client, and wait for a place for it. Raises OSError if there will be none."""
+        """Accept a client, and wait for a place. Raises OSError when the endpoint closes."""
         try:
             client, address = super().get_request()
         except OSError as error:
@@ -121,23 +117,21 @@ class Endpoint(ThreadingMixIn, TCPServer):
         return client, address
 
     def has_asked(self, client: socket.socket) -> None:
-        """Count the client as silent no longer, so that it is not dropped for a new one."""
+        """Do not drop this client for a new one any more."""
         with self._lock:
             self._silent.pop(client, None)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as in TCPServer
-        """Close the connection, and free its place."""
         self.has_asked(request)
         super().shutdown_request(request)
         self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Log what ended a client's thread, unless the client just went away."""
+        """Log the error that ended a client's thread, unless the client has hung up."""
         if not isinstance(sys.exception(), OSError):
             _log.exception("metrics and health: serving a client")
 
     def answer(self, path: str) -> tuple[HTTPStatus, bytes]:
-        """The status and the text for a path."""
         if path == "/metrics" and self._exposition is not None:
             return self._scrape(self._exposition)
         state = self._states.get(path)
@@ -166,22 +160,18 @@ class Endpoint(ThreadingMixIn, TCPServer):
 
 
 class _HttpRequest(BaseHTTPRequestHandler):
-    """One request, in the client's thread."""
-
     server: Endpoint
     default_request_version = "HTTP/1.0"  # an answer without a status line is none
     error_message_format = "%(message)s\n"
     error_content_type = "text/plain; charset=utf-8"
 
     def setup(self) -> None:
-        """Read the request."""
         super().setup()
         self.rfile = BytesIO(_received(self.connection))
         self.connection.settimeout(ANSWER_TIME)
         self.server.has_asked(self.connection)
 
     def do_GET(self) -> None:
-        """Answer the request."""
         path = self.path.partition("?")[0]
         version = " version=0.0.4;" if path == "/metrics" else ""
         try:
@@ -201,7 +191,7 @@ class _HttpRequest(BaseHTTPRequestHandler):
 
 
 def _received(client: socket.socket) -> bytes:
-    """The head of a request; b"", which gets no answer, if it comes too slowly or is too long."""
+    """The head of a request; b"", which gets no answer, if it is too slow or too long."""
     end = time.monotonic() + REQUEST_TIME
     head = b""
     with suppress(OSError):

@@ -37,7 +37,7 @@ _fields: ContextVar[Mapping[str, object] | None] = ContextVar("fields", default=
 
 
 def fields(**values: object) -> Bound[None, Mapping[str, object]]:
-    """Add fields to the lines that this thread logs in the block; "" and None are left out."""
+    """Add fields to the lines that this thread logs in the block, except "" and `None`."""
     return Bound(_fields, {**(_fields.get() or {}), **values})
 
 
@@ -55,28 +55,25 @@ def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
 
 
 def configure(settings: Settings) -> None:
-    """Set format and level; to be called again when the settings change."""
+    """Set format and level. Called again when the settings change."""
     logging.captureWarnings(True)
     logging.raiseExceptions = False  # a log that cannot be written must not end a call
-    # What no line has need not be found out for each line: a third of its cost (logging's HOWTO).
+    # No line has these, and finding them takes a third of a line's cost (logging's HOWTO).
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
-    handler = next((each for each in root.handlers if isinstance(each, _Handler)), None)
+    handler = next((known for known in root.handlers if isinstance(known, _Handler)), None)
     if handler is None:
         handler = _Handler()
         root.addHandler(handler)
-    if settings.log_format == "json":
-        handler.setFormatter(_Json())
-    else:
-        handler.setFormatter(_Text())
+    handler.setFormatter(_Json() if settings.log_format == "json" else _Text())
     root.setLevel(settings.log_level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # no parameters at run time
-    """Our handler, to standard error."""
+    """Marks our handler."""
 
 
 class _Text(logging.Formatter):
@@ -159,7 +156,6 @@ class _NetworkName(msgspec.Struct):
 
 
 def _network(config: bytes) -> str:
-    """The network's name, "" if it cannot be read."""
     try:
         limits.require_readable(config)
         return decoding.decode(config, _NetworkName).name

@@ -1,9 +1,9 @@
-"""Counts calls, refusals and sweeps for an operator's Prometheus, and asks the other sources.
+"""Counts calls, refusals and sweeps for Prometheus, and collects the metrics of other sources.
 
-A label's value is one of a known set or "other", so that no client can create series without end.
+A label's value is one of a known set or "other", so that no client can create endless series.
 
-A pod in the host's network may read them, so they name no network and no range of a tenant. Only a
-unix socket, which only root can open, shows each range.
+A pod in the host's network may read the metrics, so they name no network and no range of a tenant.
+Only a unix socket, which only root can open, shows each range.
 """
 
 import threading
@@ -39,15 +39,14 @@ _OTHER = "other"
 
 
 class Metrics:
-    """The agent's counters, and the sources that a scrape asks.
+    """The agent's counters, and the sources of each scrape.
 
     Args:
         plugins: the names that may be a label.
-        usage: answers how many addresses of each range are used and free.
-        attachments: answers how many journal entries there are by plugin and phase; the plugin
+        usage: returns how many addresses of each range are used and free.
+        attachments: returns how many journal entries there are by plugin and phase; the plugin
             of a damaged entry is "".
-        by_range: tell the addresses of each range, to a reader who may know the tenants'
-            networks and ranges.
+        by_range: show each range, to a reader who may see the tenants' networks and ranges.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Metrics:
         )
         self._seconds = Histogram(
             "podfabric_request_seconds",
-            "From a call's begin in a worker to its answer.",
+            "From a call's start in a worker to its answer.",
             ("plugin", "verb"),
             registry=self._registry,
             buckets=BUCKETS,
@@ -76,8 +75,10 @@ class Metrics:
         self._refused = counter(
             "podfabric_requests_refused", "CNI calls that were not begun.", ("reason",)
         )
-        self._removed = counter("podfabric_sweep_removed", "What sweeps have removed.")
-        self._errors = counter("podfabric_sweep_errors", "What sweeps could not remove.")
+        self._removed = counter(
+            "podfabric_sweep_removed", "Attachments and addresses that sweeps removed."
+        )
+        self._errors = counter("podfabric_sweep_errors", "Removals that failed in sweeps.")
         self._swept_at = Gauge(
             "podfabric_sweep_last_timestamp_seconds",
             "When the last sweep ended, 0 before the first.",
@@ -91,15 +92,14 @@ class Metrics:
         )
 
     def add(self, *sources: Callable[[], Iterable[Metric]]) -> None:
-        """Ask these for more families at each scrape."""
+        """Collect the families of these sources at each scrape."""
         for source in sources:
             self._registry.register(Source(source))
 
     def watch(self, workers: "Workers", connections: Callable[[], int]) -> None:
-        """Where a scrape finds how busy the agent is."""
         for name, text, value in (
-            ("requests_running", "CNI calls that workers are at.", lambda: workers.running),
-            ("requests_waiting", "CNI calls that no worker has begun.", lambda: workers.waiting),
+            ("requests_running", "CNI calls that workers run.", lambda: workers.running),
+            ("requests_waiting", "CNI calls that wait for a worker.", lambda: workers.waiting),
             ("workers_stuck", "Workers whose call does not end.", lambda: workers.stuck),
             ("connections", "Launchers that are connected.", connections),
         ):
@@ -113,11 +113,9 @@ class Metrics:
         self._seconds.labels(plugin, verb).observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """Count a call that was not begun; the reason is one of our own."""
         self._refused.labels(reason).inc()
 
     def swept(self, removed: int, errors: int) -> None:
-        """Count what a sweep removed and could not remove."""
         self._removed.inc(removed)
         self._errors.inc(errors)
         self._swept_at.set_to_current_time()
@@ -128,7 +126,7 @@ class Metrics:
 
 
 class Lasting:
-    """Makes an exposition at most once in `seconds`, however often it is asked for."""
+    """Makes an exposition at most once in `seconds`."""
 
     def __init__(self, make: Callable[[], bytes], seconds: float = 1.0) -> None:
         self._make = make
@@ -138,7 +136,6 @@ class Lasting:
         self._until = 0.0
 
     def __call__(self) -> bytes:
-        """The last exposition, or a new one if that is too old."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._made = self._make()
@@ -147,7 +144,6 @@ class Lasting:
 
 
 def _bounded(value: str, allowed: Collection[str]) -> str:
-    """The value if it may be a label's value, else "other"."""
     return value if value in allowed else _OTHER
 
 
@@ -161,7 +157,7 @@ def _attachments(counts: Mapping[tuple[str, str], int], plugins: Collection[str]
 def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Metric]:
     totals: Tally[tuple[str, str]] = Tally()
     fullness: Tally[tuple[str]] = Tally({("open",): 0, ("nearly_full",): 0, ("full",): 0})
-    each: Tally[tuple[str, str, str]] = Tally()
+    by_state: Tally[tuple[str, str, str]] = Tally()
     for usage in ranges:
         family = "ipv6" if ":" in usage.range else "ipv4"
         # Undecodable bytes of a configuration, as surrogates, would end the whole scrape.
@@ -170,7 +166,7 @@ def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Me
         )
         for state, count in (("used", usage.used), ("free", usage.free)):
             totals[family, state] += count
-            each[domain, range_, state] += count
+            by_state[domain, range_, state] += count
         fullness[_fullness(usage),] += 1
     families = [
         gauge(
@@ -189,7 +185,7 @@ def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Me
     ]
     if by_range:
         text, labels = "Addresses that a range may hand out.", ("domain", "range", "state")
-        families.append(gauge("podfabric_ipam_range_addresses", text, labels, each))
+        families.append(gauge("podfabric_ipam_range_addresses", text, labels, by_state))
     return families
 
 
@@ -220,7 +216,6 @@ def devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
 
 
 def mistakes(sections: Mapping[str, bool]) -> Metric:
-    """By section of config.yaml: whether a mistake keeps it from being used."""
     return gauge(
         "podfabric_configuration_error",
         "1 where a mistake keeps a section of config.yaml from being used; the log has its text.",
@@ -230,8 +225,8 @@ def mistakes(sections: Mapping[str, bool]) -> Metric:
 
 
 def installed_version() -> str:
-    """The version of the installed podfabric; "unknown" where none is installed."""
+    """The version of the installed podfabric; "unknown" in a checkout."""
     try:
         return version("podfabric")
-    except PackageNotFoundError:  # run from a checkout
+    except PackageNotFoundError:
         return "unknown"

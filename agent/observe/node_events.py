@@ -1,7 +1,7 @@
-"""Events that an agent writes beside those of leases and policies: on its Node, and on pods.
+"""Events that an agent writes on its Node and on pods, besides those of leases and policies.
 
-They need the Kubernetes API; without it the log alone has them. Its client is loaded for the first
-of them: it costs 20 MB, and most agents never need it.
+They need the Kubernetes API; without it only the log has them. The client is loaded for the first
+event: it costs 20 MB, and most agents never need it.
 """
 
 import logging
@@ -19,8 +19,7 @@ from base.loop import StepThread
 if TYPE_CHECKING:
     from gpu.limits.refusals import Refusal
     from gpu.watch.enforcement import OverUse
-    from kube.client import ClusterApi
-    from kube.events import PendingEvents
+    from kube.client import ClusterApi, PendingEvents
 
 OVER, KILLED = "GpuMemoryOverUse", "GpuMemoryOverUseKilled"
 REFUSED = "GpuRefused"
@@ -37,7 +36,7 @@ Write = Callable[["PendingEvents"], object]
 class AgentEvents(StepThread):
     """Writes events, each once, in a thread that begins with the first. Any thread may use it.
 
-    `api` makes the client; None without an API server.
+    `api` makes the client, or returns `None` without an API server.
     """
 
     def __init__(
@@ -54,28 +53,29 @@ class AgentEvents(StepThread):
         self._lock = threading.Lock()  # of the thread's start
         self._events: PendingEvents | None = None
 
-    def of_gpu(self, told: "OverUse | Refusal") -> None:
-        """On a pod that uses more of a GPU than it may, or whose processes get none.
+    def of_gpu(self, incident: "OverUse | Refusal") -> None:
+        """An event on a pod that uses too much of a GPU, or whose processes are refused it.
 
-        A pod has one of over-use, one when its processes are killed, and one for each reason for
-        which its processes were refused.
+        A pod gets one event for over-use, one when its processes are killed, and one for each
+        reason of a refusal.
         """
 
         def write(events: "PendingEvents") -> None:
             from gpu.limits.refusals import Refusal
 
-            container = f"container {told.tenant.container} " if told.tenant.container else ""
-            if isinstance(told, Refusal):
-                reason, text = REFUSED, told.text
+            tenant = incident.tenant
+            container = f"container {tenant.container} " if tenant.container else ""
+            if isinstance(incident, Refusal):
+                reason, text = REFUSED, incident.text
             else:
-                reason, text = KILLED if told.killed else OVER, str(told)
+                reason, text = KILLED if incident.killed else OVER, str(incident)
             is_refusal = reason == REFUSED
-            events.of_pod(reason, f"{container}{text}", told.tenant.pod, each_message=is_refusal)
+            events.of_pod(reason, f"{container}{text}", tenant.pod, each_message=is_refusal)
 
         self._put(write)
 
     def of_node(self, reason: str, message: str) -> None:
-        """On this node. Where the agent has no token, nothing is written."""
+        """An event on this node. Without a token, nothing is written."""
         name = self._environ.get(leasing.NODE_NAME, "")
         if not name or (leasing.KUBECONFIG not in self._environ and not TOKEN.exists()):
             return
@@ -85,19 +85,18 @@ class AgentEvents(StepThread):
 
     def _run(self) -> None:
         super()._run()
-        self.step()  # what came just before the end
+        self.step()  # the last events before the end
 
     def step(self) -> float:
-        """Write the events that wait."""
         if self._events is None:
             api = self._api(self._environ)
             if api is None:
-                self._environ = {}  # the log has said why
+                self._environ = {}  # the log has the reason
                 self._waiting.clear()
                 return _FOR_LONG
-            from kube.events import PendingEvents
+            from kube.client import PendingEvents
 
-            decoding.build_decoders()  # of the modules that were imported just now
+            decoding.build_decoders()  # of the modules imported above
             self._events = PendingEvents(api)
         while self._waiting:
             self._waiting.popleft()(self._events)

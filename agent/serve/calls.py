@@ -1,4 +1,4 @@
-"""A call, from the request to the plugin that it names and to the answer's frame."""
+"""Runs a call: from the request to its plugin and to the answer's frame."""
 
 import json
 import logging
@@ -16,8 +16,7 @@ from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
 
-Loader = Callable[[Mapping[str, str]], Plugin]
-"""Returns the plugin for a call with that environment."""
+Loader = Callable[[Mapping[str, str]], Plugin]  # the plugin for a call with that environment
 
 MAX_LINES = 50  # of a call's notes, in the log
 MAX_TEXT = 4096
@@ -84,15 +83,10 @@ class Calls:
             return request.config
 
         return answer(
-            lambda: load(request.environ),
-            request.environ,
-            read_config,
-            netns,
-            self._failed,
+            lambda: load(request.environ), request.environ, read_config, netns, self._failed
         )
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:
-        """Log the call and its notes; its CNI code."""
         lines = [line for line in notes.splitlines() if line.strip()]
         for line in lines[:MAX_LINES]:
             _log.warning("%s", line)
@@ -110,7 +104,6 @@ class Calls:
 
 
 def _short_enough(reply: Answer) -> Answer:
-    """The answer, or an error if it is longer than a launcher accepts."""
     if len(reply.document) <= framing.MAX_STDOUT:
         return reply
     error = CNIError(

@@ -3,8 +3,8 @@
 The server's thread reads and closes the connection, a worker answers. After a deadline the server
 answers, and the worker's later answer is dropped.
 
-A small request is read at once. For a large request the server first needs room in memory, which
-`Room` gives to all of them together; then its buffer is made and the rest is read.
+A small request is read at once. A large request first needs room in memory, which `Room` divides
+between all of them; then its buffer is made and the rest is read.
 """
 
 import os
@@ -29,7 +29,7 @@ _UCRED = struct.Struct("3i")
 
 
 class Lost(Exception):
-    """A part of a request was lost. The text says which."""
+    """A part of a request was lost. The text names the part."""
 
 
 class ConfigTooLarge(Exception):
@@ -37,8 +37,6 @@ class ConfigTooLarge(Exception):
 
 
 class ConnectionState(Enum):
-    """The states of a connection."""
-
     READING = 1
     WAITING = 2  # for room for the rest of the request
     CALLED = 3  # the request is complete, and a worker has it or will get it
@@ -67,7 +65,7 @@ class LauncherConnection:
         self._buffer = bytearray(SMALL)  # one byte longer than the request, or more
         self._received = 0
         self._header: RequestHeader | None = None
-        self._unsent = b""
+        self.unsent = b""  # the part of the answer that waits for the socket's buffer
 
     def fileno(self) -> int:
         return self._peer.fileno()
@@ -80,7 +78,7 @@ class LauncherConnection:
         return uid
 
     def receive(self, max_config: int) -> LauncherRequest | None:
-        """Read the bytes that have come; the request once it is complete.
+        """Read the bytes that have come; return the request once it is complete.
 
         Raises EOFError if the client is gone, BadFrame for bytes that no launcher sends, Lost if
         the kernel dropped the descriptor, ConfigTooLarge for a configuration above `max_config`
@@ -118,7 +116,7 @@ class LauncherConnection:
 
     @property
     def lacking(self) -> int:
-        """The size of the buffer that the request still needs, 0 if it has one."""
+        """The size of the buffer that the request still needs; 0 if it has one."""
         if self._header is None or self._header.total < len(self._buffer):
             return 0
         return self._header.total + 1
@@ -128,7 +126,7 @@ class LauncherConnection:
         self.state, self.deadline = ConnectionState.WAITING, deadline
 
     def make_buffer(self, deadline: float) -> None:
-        """Make a buffer for the whole request: there is room for what is `lacking`."""
+        """Make a buffer for the whole request. The caller has room for `lacking` bytes."""
         buffer = bytearray(self.lacking)
         buffer[: self._received] = self._buffer[: self._received]
         self._buffer = buffer
@@ -154,16 +152,12 @@ class LauncherConnection:
     def begin(self) -> tuple[LauncherRequest, Call, int | None] | None:
         """Give the call to a worker, with the namespace, which the worker closes.
 
-        None if it has been answered already, or if the client has gone.
+        Returns `None` if the call has an answer already, or if the client has gone.
         """
         with self._lock:
             request, self._request = self._request, None
-            if (
-                self.state is not ConnectionState.CALLED
-                or not request
-                or not self.call
-                or self._gone()
-            ):
+            is_called = self.state is ConnectionState.CALLED
+            if not (is_called and request and self.call) or self._gone():
                 return None
             self.begun = True
             netns, self._netns = self._netns, None
@@ -185,7 +179,7 @@ class LauncherConnection:
         *,
         unless_begun: bool = False,
     ) -> bool:
-        """Send the answer; False if it has been answered before.
+        """Send the answer; False if an answer was sent before.
 
         Args:
             patience: seconds for the client to read it.
@@ -194,17 +188,14 @@ class LauncherConnection:
             unless_begun: do nothing, and return False, if a worker has begun the call.
         """
         with self._lock:
-            if (
-                self.state is ConnectionState.ANSWERED
-                or self._closed
-                or (unless_begun and self.begun)
-            ):
+            answered = self._closed or self.state is ConnectionState.ANSWERED
+            if answered or (unless_begun and self.begun):
                 return False
             self.state = ConnectionState.ANSWERED
             self.deadline = time.monotonic() + patience
-            self._unsent = frame
+            self.unsent = frame
             self._send()
-            if self._unsent:
+            if self.unsent:
                 wait_for_room()
             return True
 
@@ -212,12 +203,7 @@ class LauncherConnection:
         """Send more of an answer that did not fit; whether all of it is sent."""
         with self._lock:
             self._send()
-            return not self._unsent
-
-    @property
-    def unsent(self) -> bool:
-        """Whether a part of the answer still waits for the socket's buffer."""
-        return bool(self._unsent)
+            return not self.unsent
 
     def stop_reading(self) -> None:
         """Make the client's sending fail, so that it reads its answer."""
@@ -242,19 +228,17 @@ class LauncherConnection:
                 self._netns = None
 
     def _gone(self) -> bool:
-        if self._closed:
-            return True
-        return bool(self._look.poll(0))
+        return self._closed or bool(self._look.poll(0))
 
     def _send(self) -> None:
         try:
-            while self._unsent:
-                sent = self._peer.send(self._unsent, socket.MSG_NOSIGNAL)
-                self._unsent = self._unsent[sent:]
+            while self.unsent:
+                sent = self._peer.send(self.unsent, socket.MSG_NOSIGNAL)
+                self.unsent = self.unsent[sent:]
         except BlockingIOError:
             pass
         except OSError:  # the client has gone
-            self._unsent = b""
+            self.unsent = b""
 
     def _keep_descriptor(self, ancillary: list[tuple[int, int, bytes]]) -> None:
         for level, kind, content in ancillary:
@@ -268,9 +252,9 @@ class LauncherConnection:
 
 
 class Room:
-    """Gives `size` bytes to large requests, from any thread. None may ask for more than `size`.
+    """Gives bytes of memory to large requests, `size` in all, from any thread.
 
-    Requests without room wait in their order.
+    Requests without room wait in their order. No request may ask for more than `size`.
     """
 
     def __init__(self, size: int) -> None:
@@ -314,10 +298,10 @@ class Room:
     def was_left(self) -> bool:
         """True once, SETTLE seconds after the last request returned its bytes."""
         with self._lock:
-            left = self._left is not None and time.monotonic() >= self._left + SETTLE
-            if left:
+            over = self._left is not None and time.monotonic() >= self._left + SETTLE
+            if over:
                 self._left = None
-            return left
+            return over
 
     def _hold(self, who: LauncherConnection, size: int) -> None:
         self._free -= size

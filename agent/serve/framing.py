@@ -34,7 +34,7 @@ ANSWERED, REFUSED, LEAVING = 0, 1, 2
 
 
 class BadFrame(Exception):
-    """Bytes that no launcher sends. The text says what is wrong with them."""
+    """Bytes that no launcher sends. The text names the defect."""
 
 
 class RequestHeader(msgspec.Struct, frozen=True):
@@ -47,17 +47,15 @@ class RequestHeader(msgspec.Struct, frozen=True):
 
     @property
     def before_config(self) -> int:
-        """Bytes between the header and the configuration."""
         return self.name + self.environ
 
     @property
     def total(self) -> int:
-        """Bytes of the whole request, header included."""
         return HEADER.size + self.before_config + self.config
 
 
 class LauncherRequest(msgspec.Struct, frozen=True):
-    """What a launcher was started with."""
+    """The input of a launcher."""
 
     name: str
     environ: dict[str, str]
@@ -81,7 +79,7 @@ def read_header(head: bytes) -> RequestHeader:
 
 
 def read_environ(header: RequestHeader, body: bytes | memoryview) -> dict[str, str]:
-    """The environment, from the bytes after the header; these must reach the configuration."""
+    """The environment, from at least all bytes between header and configuration."""
     pairs = str(body[header.name : header.before_config], "utf-8", "surrogateescape").split("\0")
     environ: dict[str, str] = {}
     for pair in pairs:
@@ -102,7 +100,7 @@ def read_request(header: RequestHeader, body: bytes | memoryview) -> LauncherReq
 
 
 def write_answer(status: int, exit_code: int, stderr: bytes, stdout: bytes) -> bytes:
-    """The bytes of an answer; only the end of a standard error that is too long."""
+    """The bytes of an answer. Of a standard error that is too long, only the end."""
     stderr = stderr[-MAX_STDERR:]
     head = HEADER.pack(ANSWER_MAGIC, status, exit_code, len(stderr), len(stdout))
     return head + stderr + stdout

@@ -1,8 +1,8 @@
 """The launchers' socket. One thread accepts, reads, notices who hangs up; workers answer.
 
-No client can occupy a worker: a worker gets a request when it is complete, and an answer that the
-client does not read waits here. When a client goes away or its deadline passes, its call ends at
-the next point where it may end (`base.interrupts`).
+No client can occupy a worker: a worker gets only complete requests, and an answer that the client
+does not read waits here. When a client hangs up or its deadline passes, its call ends at its next
+`checkpoint` (`base.interrupts`).
 """
 
 import gc
@@ -12,7 +12,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 from agent.observe import logs
 from agent.observe.logs import fields
@@ -25,12 +25,12 @@ from base.interrupts import Call
 from cni.spec.dispatch import CLEANING_UP, error_document
 from cni.spec.errors import CNIError, Code
 
-RECEIVE_TIME = 10.0  # seconds for a whole request, whose input the launcher has read before
+RECEIVE_TIME = 10.0  # seconds for a whole request, which the launcher has complete
 READ_TIME = 10.0  # seconds for the client to read its answer and close
 OVERTIME = 5.0  # seconds for a call past its deadline to end
 TICK = 0.25  # seconds between two checks of the deadlines
 BACKLOG = 1024
-STOPPING = "stopping", "the agent is stopping"  # the reason for the metrics, and for the client
+STOPPING = "stopping", "the agent is stopping"  # the reason in metrics, and for the client
 ROOM = 48 << 20  # bytes for large requests, until their calls have ended
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Server:
     `call` answers a request with a frame. `limits` may be replaced while it runs.
 
     `refused` gets the reason of each refusal. `leave` is called when the server accepts no more
-    clients: the next agent may listen from then on, while this one finishes the running calls.
+    clients: from then on the next agent may listen, while this one finishes the running calls.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """The number of connected clients."""
         return len(self._connections)
 
     def lively(self, within: float = 5.0) -> bool:
@@ -80,7 +79,7 @@ class Server:
         return time.monotonic() - self._last_tick < within
 
     def stop(self) -> None:
-        """Finish running calls, leave the others to the next agent, end `serve`.
+        """Finish running calls, leave the waiting ones to the next agent, end `serve`.
 
         Safe in a signal handler.
         """
@@ -88,7 +87,6 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def serve(self) -> None:
-        """Serve until stopped."""
         self._listener.setblocking(False)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._accept_if_room()
@@ -111,19 +109,17 @@ class Server:
             if connection.call is not None:
                 connection.call.end()
         end = time.monotonic() + OVERTIME
-        while (self._workers.busy or self._unsent()) and time.monotonic() < end:
+        while time.monotonic() < end and (
+            self._workers.busy or any(peer.unsent for peer in self._connections.values())
+        ):
             self._round()
         for connection in list(self._connections.values()):
-            if connection.begun:  # an end of file would tell the launcher that no call runs
+            if connection.begun:  # for the launcher an end of file means that no call runs
                 text = "the agent stopped before the call was done: call DEL, or this again"
                 self._fail(connection, Code.TRY_AGAIN, text)
             self._close(connection)
 
-    def _unsent(self) -> bool:
-        return any(connection.unsent for connection in self._connections.values())
-
     def _round(self) -> None:
-        """Wait for events, and handle them."""
         for descriptor, events in self._epoll.poll(TICK):
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
@@ -170,7 +166,7 @@ class Server:
         self._accept_if_room()
 
     def _accept_if_room(self) -> None:
-        """Accept clients up to the limit; the others wait in the backlog. None while stopping."""
+        """Accept clients up to the limit, but none while stopping. More wait in the backlog."""
         room = len(self._connections) < self.limits.connections and not self._stopping
         if room and not self._accepting:
             self._epoll.register(self._listener, select.EPOLLIN)
@@ -222,13 +218,12 @@ class Server:
             Job(
                 lambda job: self._work(connection, job),
                 deadline + OVERTIME,
-                # It may never end, and other requests need the room.
+                # The call may never end, and other requests need the room.
                 stuck=lambda: self._give_back(connection),
             )
         )
 
     def _find_room(self, connection: LauncherConnection) -> None:
-        """Make room for a large request, or stop reading it until there is room."""
         if self._room.take(connection, _cost(connection.lacking)):
             connection.make_buffer(time.monotonic() + RECEIVE_TIME)
         else:
@@ -241,7 +236,6 @@ class Server:
             os.eventfd_write(self._wake, 1)
 
     def _work(self, connection: LauncherConnection, job: Job) -> None:
-        """Run the call and send its answer, in a worker."""
         begun = connection.begin()
         if begun is None:
             return
@@ -263,7 +257,7 @@ class Server:
         self._answer(connection, frame)
 
     def _hang_up(self, connection: LauncherConnection) -> None:
-        """The client has gone: end its call, if it can still end."""
+        """End the call of a client that has gone, if the call can still end."""
         if connection.state is ConnectionState.CALLED and connection.call is not None:
             connection.call.end()
         self._close(connection)
@@ -288,33 +282,24 @@ class Server:
         return f"the call was not done within {self.limits.deadline:g} s: call DEL, or this again"
 
     def _refuse(self, connection: LauncherConnection, reason: str, why: str) -> None:
-        """Refuse a call that was not begun."""
         self._refused(reason)
         error = CNIError(Code.TRY_AGAIN, f"{why}: nothing was done, try again")
         status = LEAVING if self._stopping else REFUSED
         frame = framing.write_answer(status, 1, b"", error_document(error))
-        self._answer_early(connection, frame)
+        self._answer(connection, frame, unless_begun=True)
 
     def _fail(self, connection: LauncherConnection, code: int, text: str) -> None:
         document = error_document(CNIError(code, text))
-        frame = framing.write_answer(ANSWERED, 1, b"", document)
-        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
-            self._answer_early(connection, frame)
-        else:
-            self._answer(connection, frame)
-
-    def _answer_early(self, connection: LauncherConnection, frame: bytes) -> None:
-        """Answer before a worker has begun, possibly before the whole request has come."""
-        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
-            connection.stop_reading()
-            self._give_back(connection)
-            self._epoll.modify(connection, select.EPOLLRDHUP)
-        self._answer(connection, frame, unless_begun=True)
+        self._answer(connection, framing.write_answer(ANSWERED, 1, b"", document))
 
     def _answer(
         self, connection: LauncherConnection, frame: bytes, *, unless_begun: bool = False
     ) -> None:
         """Send the answer, from any thread; epoll sets are thread-safe."""
+        if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
+            connection.stop_reading()  # the request is not complete
+            self._give_back(connection)
+            self._epoll.modify(connection, select.EPOLLRDHUP)
 
         def wait_for_room() -> None:
             self._epoll.modify(connection, select.EPOLLRDHUP | select.EPOLLOUT)
@@ -332,26 +317,20 @@ class Server:
 def _cost(size: int) -> int:
     """Bytes of memory that a request of that size may need until its call has ended.
 
-    Its configuration is copied and decoded into objects. The factor was measured with the most
+    The configuration is copied and decoded into objects. The factor was measured with the most
     expensive configurations.
     """
     return min(3 * size + (2 << 20), ROOM)
 
 
 def trim() -> None:
-    """Return all free pages to the kernel, wherever they are in the heaps.
+    """Return all free pages of the heaps to the kernel.
 
-    Python keeps small objects in arenas of 1 MiB and frees an arena only when it is empty: a
-    lasting object that was created during a large request keeps its whole arena. glibc can return
-    every free page of its heaps, and Python uses these where PYTHONMALLOC is "malloc", as the image
-    and the unit file say. Other C libraries (musl) cannot.
+    Python keeps small objects in arenas of 1 MiB and frees only empty arenas: a lasting object that
+    was created during a large request keeps its whole arena. glibc can return every free page of
+    its heaps, and Python uses these where PYTHONMALLOC is "malloc", as in the image and the unit
+    file. Other C libraries (musl) cannot.
     """
-    _malloc_trim()(0)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], object]:
     import ctypes  # not needed before the first large request has ended
 
-    trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)
-    return trim
+    getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)

@@ -2,7 +2,7 @@
 
 A thread may enter a pod's network namespace and must be back in the host's for the next call; a
 thread that cannot return ends, and another replaces it. A thread cannot be ended from outside: if
-its job does not end in time, the thread counts as stuck, and another one works in its stead.
+its job does not end in time, the thread counts as stuck, and another one replaces it.
 
 A running job holds one of `limit` places. A job that waits (for a block of addresses, a carrier, a
 foreign executable) gives its place to another job for that time, and keeps its thread. So jobs that
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 class Job:
     """Work for a thread. `does` handles its own failures.
 
-    A worker whose job runs after `due` (monotonic) is stuck, and `stuck` is called. `about` has
-    the log's fields.
+    A worker whose job runs after `due` (monotonic) is stuck, and `stuck` is called. `about` has the
+    log's fields.
     """
 
     does: Callable[["Job"], object]
@@ -45,7 +45,7 @@ class Job:
 class Workers:
     """At most `limit` places, and another for each stuck thread, up to twice the limit.
 
-    Other jobs wait in the order in which they came.
+    More jobs wait in their order.
     """
 
     def __init__(self, limit: int) -> None:
@@ -67,6 +67,7 @@ class Workers:
 
     @limit.setter
     def limit(self, limit: int) -> None:
+        """The number of places while no thread is stuck. It can be changed."""
         with self._changed:
             self._limit = limit
             self._begin_more()
@@ -92,7 +93,6 @@ class Workers:
                 )
 
     def submit(self, job: Job) -> None:
-        """Give the job to a thread."""
         with self._changed:
             self._jobs.append(job)
             self._begin_more()
@@ -101,8 +101,8 @@ class Workers:
     def aside(self, job: Job) -> Iterator[None]:
         """In the block the running job waits, and a new job may have its place.
 
-        At the end it goes on at once: it may hold a lock that jobs with places want. If its place
-        is taken then, no new job begins until enough jobs have ended.
+        At the end the job goes on at once, because it may hold a lock that jobs with places need.
+        If its place is taken then, no new job begins until enough jobs have ended.
         """
         with self._changed:
             inner = job in self._aside
@@ -118,8 +118,7 @@ class Workers:
     @property
     def running(self) -> int:
         """The number of running jobs, including those of stuck workers."""
-        with self._changed:
-            return len(self._doing)
+        return len(self._doing)
 
     @property
     def busy(self) -> int:
@@ -129,9 +128,7 @@ class Workers:
 
     @property
     def stuck(self) -> int:
-        """The number of stuck workers."""
-        with self._changed:
-            return len(self._stuck)
+        return len(self._stuck)
 
     @property
     def able(self) -> bool:
@@ -142,7 +139,7 @@ class Workers:
 
     @property
     def problem(self) -> str:
-        """Why calls wait, or soon will; "" while most workers are not stuck."""
+        """Why calls wait or will wait soon; "" while most workers are not stuck."""
         stuck, limit = self.stuck, self.limit
         if not self.able:
             return (
@@ -159,14 +156,12 @@ class Workers:
     @property
     def threads(self) -> int:
         """The number of threads, including those of stuck workers and of jobs that wait."""
-        with self._changed:
-            return len(self._threads)
+        return len(self._threads)
 
     @property
     def waiting(self) -> int:
         """The number of jobs that wait for a thread."""
-        with self._changed:
-            return len(self._jobs)
+        return len(self._jobs)
 
     def close(self, timeout: float) -> bool:
         """End the threads once no job is left; whether they ended within `timeout` seconds."""
@@ -183,40 +178,31 @@ class Workers:
 
     @property
     def _most(self) -> int:
-        """The largest number of threads now."""
         return len(self._doing) + self._free
 
-    @property
-    def _idle(self) -> int:
-        return len(self._threads) - len(self._doing)
-
     def _begin_more(self) -> None:
-        """Have threads for the new jobs that have places."""
-        wanted = min(len(self._jobs), self._free)
-        if wanted > 0:
-            self._changed.notify(wanted)
-            for _ in range(wanted - self._idle):
+        count = min(len(self._jobs), self._free)
+        if count > 0:
+            self._changed.notify(count)
+            idle = len(self._threads) - len(self._doing)
+            for _ in range(count - idle):
                 self._start()
 
     def _start(self) -> None:
+        before = threading.stack_size(STACK)
+        # A daemon thread that hangs in the kernel does not keep the process.
+        thread = threading.Thread(target=self._work, name="worker", daemon=True)
         try:
-            self._make_thread()
+            thread.start()
         except RuntimeError:  # no memory or no pid is left: `tend` tries again
             self._startable = False
             if not self._threads:
                 _log.error("no thread can be started: calls wait")
         else:
             self._startable = True
-
-    def _make_thread(self) -> None:
-        before = threading.stack_size(STACK)
-        try:
-            # A daemon thread that hangs in the kernel does not keep the process.
-            thread = threading.Thread(target=self._work, name="worker", daemon=True)
-            thread.start()
+            self._threads.add(thread)
         finally:
             threading.stack_size(before)
-        self._threads.add(thread)
 
     def _work(self) -> None:
         home = self._home.restore()  # a thread begins in the namespace of the one that starts it

@@ -1,4 +1,4 @@
-"""The checks of `podfabric doctor`: functions that take the node and return outcomes."""
+"""The checks of `podfabric doctor`: functions that take the node and yield outcomes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -11,44 +11,35 @@ Status = Literal["ok", "warning", "failed", "not applicable"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A result of a check."""
-
     check: str
     status: Status
     seen: str
     remedy: str = ""  # what to do, if anything
 
 
-Outcome = tuple[Status, str, str]
-"""Status, observation, and what to do: a Finding without its check's name."""
-
+Outcome = tuple[Status, str, str]  # of a Finding: status, seen, remedy
 Check = Callable[[ThisNode], Iterator[Outcome]]
 
 
-_SHOWN = 4  # names in a text
-
-
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], most: int = 4) -> str:
     """The first names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def ok(seen: str) -> Outcome:
-    """No problem."""
     return "ok", seen, ""
 
 
 def warning(seen: str, remedy: str) -> Outcome:
-    """Possibly intended, or a problem for some pods."""
+    """The state may be intended, or is a problem for some pods."""
     return "warning", seen, remedy
 
 
 def failed(seen: str, remedy: str) -> Outcome:
-    """A problem that keeps pods from working."""
+    """The problem keeps pods from working."""
     return "failed", seen, remedy
 
 
 def not_applicable(why: str) -> Outcome:
-    """Nothing to check."""
     return "not applicable", why, ""

@@ -16,13 +16,13 @@ _USUAL_WIDTH = 4  # lanes of a port: a cable or a slot is bad if there are fewer
 
 
 def ports(node: ThisNode) -> Iterator[Outcome]:
-    """Each port's state: a failure if a pool offers its HCA, else a warning.
+    """The state of each port: a failure if a pool offers its HCA, else a warning.
 
     A VF's port may become active only with the pod that gets the VF.
     """
     offered = {hca.id for pool in node.pools for hca in pool.hcas}
     later = _set_up_with_pods(node)
-    rows = _ports(node)
+    rows = [(hca, rdma.name, port) for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
     active = waiting = 0
     for hca, name, port in rows:
         where = f"port {port.number} of {name} ({hca.id})"
@@ -48,7 +48,7 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
 
 
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
-    """The children of an IPoIB interface that is down have no carrier."""
+    """Without carrier, a parent's children have none either."""
     later = _set_up_with_pods(node)
     parents = (hca for hca in node.hcas if "infiniband" in hca.link_types)
     names = [netdev for hca in parents if hca.id not in later for netdev in hca.netdevs]
@@ -66,7 +66,6 @@ def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
 
 
 def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
-    """Whether each GPU has an HCA that GPUDirect RDMA reaches."""
     hcas = [hca for hca in node.hcas if hca.address and hca.rdma_names]
     if not node.gpus or not hcas:
         yield not_applicable("the node does not have both GPUs and HCAs")
@@ -95,10 +94,6 @@ def _set_up_with_pods(node: ThisNode) -> set[str]:
     )
 
 
-def _ports(node: ThisNode) -> list[tuple[HCA, str, Port]]:
-    return [(hca, rdma.name, port) for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
-
-
 def _why_down(hca: HCA, port: Port) -> str:
     if port.state == "INIT":
         return (
@@ -119,7 +114,7 @@ def _why_down(hca: HCA, port: Port) -> str:
 
 
 def _is_up(paths: Paths, netdev: str) -> bool | None:
-    """Whether an interface is up (IFF_UP); None if sysfs does not say."""
+    """Whether an interface is up (IFF_UP), or `None` if sysfs lacks its flags."""
     try:
         return bool(int(attribute_files.text(f"{paths.sys}/class/net/{netdev}/flags"), 0) & 1)
     except ValueError:

@@ -44,21 +44,21 @@ def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
 
 
 def driver(node: ThisNode) -> Iterator[Outcome]:
-    """NVIDIA's kernel driver and its NVML, which must be of one version."""
+    """NVIDIA's kernel driver and its NVML, which must have one version."""
     if not node.gpus or not node.config.gpus:
         yield not_applicable(_NO_POOL if node.gpus else "the node has no GPU")
         return
     try:
         with nvml.open_driver(node.driver_root) as nvml_driver:
-            version, told = nvml_driver.driver_version(), set(nvml_driver.uuids())
+            version, known = nvml_driver.driver_version(), set(nvml_driver.uuids())
     except NvmlError as error:
         yield warning(
             f"NVML cannot be used: {error}",
-            "without it the memory of GPUs is not known (but for `memory` of a pool), and what "
-            "processes use is not compared with limits; after an update of the driver, reload it",
+            "without it the memory of GPUs is not known (except `memory` of a pool), and the use "
+            "by processes is not compared with limits; after an update of the driver, reload it",
         )
         return
-    if silent := [gpu.address for gpu in node.gpus if gpu.uuid not in told]:
+    if silent := [gpu.address for gpu in node.gpus if gpu.uuid not in known]:
         yield failed(
             f"driver {version} does not answer for {', '.join(silent)}",
             "has the GPU fallen off the bus? See `nvidia-smi` and `dmesg` (Xid)",
@@ -68,7 +68,7 @@ def driver(node: ThisNode) -> Iterator[Outcome]:
 
 
 def other_plugins(node: ThisNode) -> Iterator[Outcome]:
-    """Whether another device plugin offers a GPU that one of our pools has: both give it away."""
+    """Whether another device plugin offers a GPU of our pools: both would give it away."""
     if not node.config.gpus:
         yield not_applicable(_NO_POOL)
         return
@@ -91,8 +91,8 @@ def other_plugins(node: ThisNode) -> Iterator[Outcome]:
         now = {address_of(node.gpus, name) for name in names} & offered
         of_it = f"; containers hold {len(now)} of them by it now" if now else ""
         yield failed(
-            f"{resource} of another device plugin offers {labels}, as our pools do{of_it}: no "
-            "kubelet knows that they are the same",
+            f"{resource} of another device plugin offers {labels}, as our pools do{of_it}: the "
+            "kubelet treats them as different devices",
             "remove that plugin from this node, or keep its GPUs out of our pools (`devices`)",
         )
     if not twice:

@@ -1,4 +1,4 @@
-"""Checks of what a container runtime uses: Multus and our executables."""
+"""Checks of a container runtime's files: Multus and our executables."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +58,6 @@ def multus(node: ThisNode) -> Iterator[Outcome]:
 
 
 def our_executables(node: ThisNode) -> Iterator[Outcome]:
-    """The executables that `podfabric install` copies."""
     directory = node.paths.cni_bin
     missing, foreign = [], []
     for name in executables.PLUGINS:

@@ -13,9 +13,8 @@ from host.device_nodes import verify
 from host.errors import HostError
 from host.sysfs import discovery
 
-RUNTIMES = ("containerd", "crio", "cri-o", "dockerd", "kubelet")
-_SHOWN = 2  # wrong device nodes with a line of their own
-_ONLY_MANAGES = "kubelet"  # starts no containers
+RUNTIMES = ("containerd", "crio", "cri-o", "dockerd")
+_SHOWN = 2  # wrong device nodes that are named
 _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
@@ -34,7 +33,6 @@ def connection_manager(node: ThisNode) -> Iterator[Outcome]:
 
 
 def ipoib_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_ipoib: it makes the parents of the plugin `ipoib`."""
     hcas = [
         hca
         for hca in node.hcas
@@ -51,7 +49,6 @@ def ipoib_module(node: ThisNode) -> Iterator[Outcome]:
 
 
 def mad_module(node: ThisNode) -> Iterator[Outcome]:
-    """ib_umad, if a pool gives its devices."""
     asking = [pool.config.resource for pool in node.pools if pool.config.umad or pool.config.issm]
     if not asking:
         yield not_applicable("no pool gives umad or issm")
@@ -147,8 +144,6 @@ def locked_memory(node: ThisNode) -> Iterator[Outcome]:
         low = sorted(int(limit) for limit in limits if limit.isdecimal())
         if not low:
             yield ok(f"{name}: unlimited")
-        elif name == _ONLY_MANAGES:
-            yield ok(f"{name}: {_bytes(low[0])}, which no container inherits")
         else:
             yield warning(
                 f"{name}: {_bytes(low[0])} may be locked by a container: registering more fails "

@@ -1,12 +1,15 @@
-"""Checks of the kubelet's sockets and records, our checkpoint, the agent and the configuration."""
+"""Checks of config.yaml, policy, the kubelet's sockets and records, our checkpoint, the agent."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
+from base.documents import DocumentError
 from base.unix_socket import is_served
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
 from cli.node.state import ThisNode
+from cni.spec.errors import CNIError
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records as kubelet
@@ -14,6 +17,8 @@ from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.ledger import YOUNG, age
 from deviceplugin.pools import formats
 from deviceplugin.pools.pool_config import ConfigError
+from policy import rules, stored_policies
+from policy.document import Rule
 
 _LOOK_AT_AGENT = (
     "look at the log of podfabric's pod of this node; without Kubernetes: "
@@ -22,7 +27,6 @@ _LOOK_AT_AGENT = (
 
 
 def configuration(node: ThisNode) -> Iterator[Outcome]:
-    """Both parts of config.yaml."""
     from agent import settings
 
     path = node.config_file
@@ -37,15 +41,36 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
         problems.append(str(error))
     for text in dict.fromkeys(problems):
         yield failed(
-            text, "correct it: until then an agent keeps what it read before of that section"
+            text, "correct it: until then an agent keeps the last correct settings of that section"
         )
     if not problems:
         absent = "" if path.exists() else " does not exist, so the defaults count"
         yield ok(f"{path}{absent}: {shown or 'no pool'}")
 
 
+def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
+    """Whether the part `policy` of config.yaml and the followed policies can be read."""
+    try:
+        policy = rules.load(node.config_file)
+    except (DocumentError, OSError) as error:
+        yield failed(f"{error}: no pod gets an attachment", "correct the file")
+        return
+    if policy.cluster:
+        try:
+            found = stored_policies.load(node.paths.cluster_policies).rules
+            yield ok(f"rules of the cluster: {_listed(found) or 'none'}")
+        except CNIError as error:
+            remedy = (
+                "see the agent's log; on a node without an API server set policy.cluster to false"
+            )
+            yield failed(error.message, remedy)
+    if policy.rules:
+        yield ok(f"rules in config.yaml: {_listed(policy.rules)}")
+    elif not policy.cluster:
+        yield not_applicable("config.yaml has no rules: what it allows all pods counts")
+
+
 def pools(node: ThisNode) -> Iterator[Outcome]:
-    """Whether each pool offers devices, and all of them are healthy."""
     if not node.pools:
         yield not_applicable("no pool is configured")
     for pool in node.pools:
@@ -74,36 +99,22 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
 
 
 def agent(node: ThisNode) -> Iterator[Outcome]:
-    """The socket on which launchers find the agent."""
-    path = node.paths.agent_socket
-    if is_served(path):
-        yield ok(f"{path} answers")
-    else:
-        what = "no process answers" if path.exists() else "it does not exist"
-        yield failed(
-            f"{path}: {what}",
-            _LOOK_AT_AGENT,
-        )
+    yield _answers(node.paths.agent_socket, _LOOK_AT_AGENT)
 
 
 def registration_socket(node: ThisNode) -> Iterator[Outcome]:
-    """Where device plugins register."""
-    path = node.paths.device_plugins / "kubelet.sock"
     if not node.paths.device_plugins.is_dir():
         yield failed(
             f"{node.paths.device_plugins}: this directory does not exist",
             "does a kubelet run here, with another directory (--root-dir, k3s, microk8s)? Then set "
             "PODFABRIC_KUBELET for the agent",
         )
-    elif is_served(path):
-        yield ok(f"{path} answers")
     else:
-        what = "no process answers" if path.exists() else "it does not exist"
-        yield failed(f"{path}: {what}", "`systemctl status kubelet`")
+        yield _answers(node.paths.device_plugins / "kubelet.sock", "`systemctl status kubelet`")
 
 
 def pod_resources(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's PodResources API, from which CNI plugins learn a pod's devices."""
+    """The kubelet's PodResources API, from which CNI plugins read a pod's devices."""
     try:
         rows = kubelet.from_pod_resources(node.paths)
     except KubeletUnreadable as error:
@@ -114,7 +125,7 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 
 def registered(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's device ids of our resources, which may be another device plugin's."""
+    """The kubelet's device ids of our resources. They may be another device plugin's."""
     registered_ids = kubelet.registered(node.paths)
     if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")
@@ -187,9 +198,21 @@ def checkpoint(node: ThisNode) -> Iterator[Outcome]:
         yield ok(f"{path} and the kubelet agree on {len(theirs)} allocations")
 
 
+def _answers(path: Path, remedy: str) -> Outcome:
+    if is_served(path):
+        return ok(f"{path} answers")
+    return failed(
+        f"{path}: {'no process answers' if path.exists() else 'it does not exist'}", remedy
+    )
+
+
 def _most(reasons: Counter[str]) -> str:
     return "; ".join(f"{why} ({count}x)" for why, count in reasons.most_common(3))
 
 
 def _shown(keys: list[records.AllocationKey]) -> list[str]:
     return [f"{resource} {device_id}" for resource, device_id in keys]
+
+
+def _listed(found: Sequence[Rule]) -> str:
+    return some([rule.title for rule in found], most=20)

@@ -1,27 +1,52 @@
 """A pod's devices and attachments, and whether they use the same HCAs."""
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 import msgspec
 
 from base.pod import Pod
 from cli.node import node_gpus
-from cli.node.granted_devices import HeldDevice, devices_of
 from cli.node.node_gpus import GpuPart
 from cli.node.state import ThisNode, gpu_label, rdma_label
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.spec.errors import CNIError
+from deviceplugin import checkpoint, current, pod_devices
 from deviceplugin.allocate.preferred import COSTS
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable, PodDevices
+from deviceplugin.pod_devices import NOT_TOLD, PodDevice, Stale
+from deviceplugin.pools.pool import Pool
+from deviceplugin.pools.pool_config import ConfigError
+from host.sysfs.gpus import address_of
 from host.sysfs.topology import Distance
 from ipam.store.sqlite_store import SqliteStore
 
 
-class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface that a CNI plugin made for the pod."""
+class HeldRdmaDevice(msgspec.Struct, frozen=True):
+    """An RDMA device of a container, with the uverbs numbers from its allocation."""
 
+    rdma: str
+    uverbs: str  # "uverbs0"; "" if it had none
+    major: int
+    minor: int
+
+
+class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device id that a container holds, and an HCA that it stands for."""
+
+    container: str
+    resource: str
+    id: str
+    hca: str = ""  # id of the HCA; "" if the id is another device plugin's
+    gpu: str = ""  # "GPU0 0000:1a:00.0", by another plugin
+    verbs: tuple[HeldRdmaDevice, ...] = ()
+    netdevs: tuple[str, ...] = ()
+    since: str = ""
+
+
+class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     ifname: str
     network: str
     plugin: str
@@ -32,12 +57,12 @@ class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     hca: str
     rdma: str
     addresses: tuple[str, ...]
-    matches: bool | None  # None if the pod has no HCA, or if it is unknown
+    matches: bool | None  # `None` if the pod has no HCA, or if that is unknown
     verdict: str
 
 
 class AddressBeside(msgspec.Struct, frozen=True):
-    """An address of ours on an interface that another main plugin made, such as macvlan."""
+    """Our address on an interface that another main plugin made, such as macvlan."""
 
     ifname: str
     network: str
@@ -46,7 +71,7 @@ class AddressBeside(msgspec.Struct, frozen=True):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """How far a GPU of the pod is from an HCA of the pod."""
+    """The distance of a GPU of the pod from an HCA of the pod."""
 
     gpu: str
     hca: str
@@ -57,46 +82,50 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. `notes` say which sources could not be read, and what is wrong."""
+    """The whole answer. `notes` has unreadable sources and problems."""
 
     pod: Pod
     devices: tuple[HeldDevice, ...]
     attachments: tuple[AttachedInterface, ...]
-    beside: tuple[AddressBeside, ...]  # what the address store has for it besides
+    beside: tuple[AddressBeside, ...]  # its further addresses in the address store
     ways: tuple[Way, ...]
-    gpus: tuple[GpuPart, ...]  # what its containers hold of our pools' GPUs, and what they use
+    gpus: tuple[GpuPart, ...]  # parts of our pools' GPUs that its containers hold
     notes: tuple[str, ...]
-    answered: bool  # the kubelet said what the pod holds
+    answered: bool  # the kubelet has reported the pod's devices
 
     @property
     def known(self) -> bool:
-        """Whether anything is known about the pod."""
         return bool(self.devices or self.gpus or self.attachments or self.beside)
 
 
 class _RecordedOrigin(msgspec.Struct):
-    """The fields of the plugins' records that say where an interface came from."""
-
     parent: str = ""
     pkey: int | None = None
     device: str = ""
 
 
 def explained(node: ThisNode, namespace: str, name: str) -> Explained:
-    """Everything about a pod; a source that cannot be read becomes a note."""
+    """Everything about a pod. A source that cannot be read becomes a note."""
     notes: list[str] = []
     entries = _entries(node, namespace, name, notes)
-    told = _told(node, notes)
+    every: list[PodDevices] | None = None
+    try:
+        every = records.from_pod_resources(node.paths)
+    except KubeletUnreadable as error:
+        notes.append(f"the kubelet was not asked: {error}")
     # A new pod may have the name of a pod that is gone; the youngest is the last.
     uids = [entry.pod_uid for entry in entries if entry.pod_uid] or [""]
-    pod = Pod(namespace, name, _uid(node, namespace, name, told or []) or uids[-1])
-    rows = _rows(node, pod, notes, asked=told is not None)
+    pod = Pod(namespace, name, _uid(node, namespace, name, every or []) or uids[-1])
+    rows = _rows(node, pod, notes, asked=every is not None)
     devices = tuple(devices_of(node, rows or [], notes))
     hcas = tuple(dict.fromkeys(device.hca for device in devices if device.hca))
     attachments = tuple(
         _attachment(node, entry, devices, asked=rows is not None) for entry in entries
     )
-    parts = tuple(_parts(node, pod))
+    parts: tuple[GpuPart, ...] = ()
+    with suppress(CheckpointDamaged):  # `devices_of` has added a note
+        every_part = node_gpus.held_parts(node, [])
+        parts = tuple(one for one in every_part if one.container.pod in (str(pod), pod.uid or None))
     gpus = [device.gpu for device in devices if device.gpu]
     gpus += [f"{gpu_label(node.gpus, part.gpu)} {part.gpu}" for part in parts if part.gpu]
     ways = tuple(_ways(node, dict.fromkeys(gpus), hcas))
@@ -113,14 +142,6 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
     )
 
 
-def _parts(node: ThisNode, pod: Pod) -> list[GpuPart]:
-    try:
-        every = node_gpus.held_parts(node, [])
-    except CheckpointDamaged:  # the devices say so
-        return []
-    return [part for part in every if part.container.pod in (str(pod), pod.uid or None)]
-
-
 def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> list[JournalEntry]:
     entries = []
     for entry in Journal(node.paths).entries():
@@ -134,30 +155,20 @@ def _entries(node: ThisNode, namespace: str, name: str, notes: list[str]) -> lis
 def _beside(
     node: ThisNode, pod: Pod, entries: list[JournalEntry], notes: list[str]
 ) -> Iterator[AddressBeside]:
-    """The pod's addresses that no attachment in the journal has."""
     try:
         held = SqliteStore(node.paths.ipam, "").reservations()
     except CNIError as error:
         notes.append(f"its addresses are not known: {error}")
         return
     ours = {entry.attachment for entry in entries}
-    for each in held:
-        if each.is_of(pod) and each.attachment not in ours:
-            yield AddressBeside(each.ifname, each.network, each.address, each.range)
+    for one in held:
+        if one.is_of(pod) and one.attachment not in ours:
+            yield AddressBeside(one.ifname, one.network, one.address, one.range)
 
 
-def _told(node: ThisNode, notes: list[str]) -> list[PodDevices] | None:
-    """All pods' devices from PodResources; None if it could not be asked."""
-    try:
-        return records.from_pod_resources(node.paths)
-    except KubeletUnreadable as error:
-        notes.append(f"the kubelet was not asked: {error}")
-        return None
-
-
-def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> str:
-    """The UID of the pod that has the name now, found by a device that it holds; "" if unknown."""
-    own = [row for row in told if (row.namespace, row.name) == (namespace, name)]
+def _uid(node: ThisNode, namespace: str, name: str, rows: list[PodDevices]) -> str:
+    """The UID of the present pod of that name, found by a device that it holds; "" if unknown."""
+    own = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     held = {(row.resource, device_id) for row in own for device_id in row.ids}
     try:
         noted = records.from_checkpoint(node.paths)
@@ -169,7 +180,7 @@ def _uid(node: ThisNode, namespace: str, name: str, told: list[PodDevices]) -> s
 
 
 def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[PodDevices] | None:
-    """The pod's devices from the kubelet; None if it could not be asked."""
+    """The pod's devices from the kubelet, or `None` if it could not be asked."""
     if not asked and not pod.uid:  # its checkpoint knows pods by UID only
         return None
     try:
@@ -180,11 +191,7 @@ def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[Po
 
 
 def _attachment(
-    node: ThisNode,
-    entry: JournalEntry,
-    devices: tuple[HeldDevice, ...],
-    *,
-    asked: bool,
+    node: ThisNode, entry: JournalEntry, devices: tuple[HeldDevice, ...], *, asked: bool
 ) -> AttachedInterface:
     try:
         undo = entry.undo_as(_RecordedOrigin)
@@ -263,3 +270,84 @@ def _mismatches(attachments: tuple[AttachedInterface, ...]) -> Iterator[str]:
                 'interface use different HCAs; set "master": "auto", or check why '
                 '"match_device" is false'
             )
+
+
+def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
+    """The devices in the kubelet's rows, except those of our pools of GPUs. Adds to `notes`."""
+    try:
+        allocations = {allocation.key: allocation for allocation in node.allocations}
+    except CheckpointDamaged as damage:
+        notes.append(str(damage))
+        allocations = {}
+    ours = _our_pools(node, notes)
+    for row in rows:
+        for device_id in row.ids:
+            allocation = allocations.get((row.resource, device_id))
+            if allocation is not None and allocation.gpu is not None:
+                continue
+            if allocation is None or not allocation.devices:
+                if allocation is not None:
+                    notes.append(
+                        f"it is unknown which HCA {row.resource} {device_id} is: {NOT_TOLD}"
+                    )
+                elif row.resource in ours:
+                    notes.append(
+                        f"{row.resource} {device_id} is not in {node.paths.checkpoint}: the agent "
+                        "takes it over within a minute, if it runs"
+                    )
+                yield _unrecorded(node, row, device_id, ours.get(row.resource))
+                continue
+            for device in allocation.devices:
+                device_of_pod = PodDevice(row.resource, device_id, device)
+                notes += _staleness(node, device_of_pod)
+                yield HeldDevice(
+                    container=row.container,
+                    resource=row.resource,
+                    id=device_id,
+                    hca=device.id,
+                    verbs=tuple(_verbs(rdma) for rdma in device.rdma),
+                    netdevs=device.netdevs,
+                    since=allocation.time,
+                )
+
+
+def _our_pools(node: ThisNode, notes: list[str]) -> dict[str, Pool]:
+    try:
+        return {pool.config.resource: pool for pool in node.pools}
+    except ConfigError as error:
+        notes.append(str(error))
+    except CheckpointDamaged:
+        pass  # in the notes already
+    return {}
+
+
+def _unrecorded(node: ThisNode, row: PodDevices, device_id: str, pool: Pool | None) -> HeldDevice:
+    """An id that the checkpoint lacks: a GPU's, another plugin's, or a very new allocation's."""
+    address = address_of(node.gpus, device_id)
+    slot = pool.slot(device_id) if pool is not None else None
+    hca = node.hca(pod_devices.hca_of(device_id)) if slot is None else None
+    if slot is not None and len(slot.hcas) == 1:
+        hca = node.hca(slot.hcas[0])
+    return HeldDevice(
+        container=row.container,
+        resource=row.resource,
+        id=device_id,
+        hca=hca.id if hca is not None else "",
+        gpu=f"{gpu_label(node.gpus, address)} {address}" if address else "",
+        netdevs=hca.netdevs if hca is not None else (),
+    )
+
+
+def _verbs(rdma: checkpoint.AllocatedRdmaDevice) -> HeldRdmaDevice:
+    return HeldRdmaDevice(rdma.name, *(current.uverbs_of(rdma) or ("", 0, 0)))
+
+
+def _staleness(node: ThisNode, device: PodDevice) -> list[str]:
+    hca = node.hca(device.device.id)
+    if hca is None:
+        return [f"HCA {device.device.id} of {device.resource} is gone from this node"]
+    try:
+        pod_devices.require_current(node.paths, device, hca.rdma_names)
+    except Stale as stale:
+        return [str(stale)]
+    return []

@@ -1,4 +1,4 @@
-"""The state of a node for the commands, read from sysfs and files: the agent need not run."""
+"""The state of a node for the commands, read from sysfs and files. The agent need not run."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -27,24 +27,24 @@ from host.sysfs.topology import Topology
 
 
 class DeviceHolder(msgspec.Struct, frozen=True):
-    """A container, as far as the kubelet tells."""
+    """A container, as far as the kubelet reports it."""
 
     pod: str = ""  # "ml/worker-0"; the pod's UID if only that is known; "" if neither is
     name: str = ""
 
 
 class DeviceHolders(NamedTuple):
-    """The holder of each device id, and which sources could not be read."""
+    """The holder of each device id, and the sources that could not be read."""
 
     by_key: Mapping[AllocationKey, DeviceHolder]
     problems: tuple[str, ...]
 
 
 class ThisNode:
-    """The node as it is now. Each part is read on first use, and kept.
+    """The present state of the node. Each part is read on first use, and kept.
 
     Raises the errors of the modules that read: ConfigError, CheckpointDamaged, HostError. If
-    `tolerant` is set, a configuration or checkpoint that cannot be read counts as empty.
+    `tolerant`, a configuration or checkpoint that cannot be read counts as empty.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class ThisNode:
 
     @cached_property
     def config(self) -> DevicePluginConfig:
-        """The device plugin's part of config.yaml."""
         try:
             return load(self.config_file, required=self._required)
         except ConfigError:
@@ -67,7 +66,6 @@ class ThisNode:
 
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:
-        """The allocations of containers, from the checkpoint."""
         try:
             return checkpoint.read(self.paths).allocations
         except CheckpointDamaged:
@@ -77,7 +75,7 @@ class ThisNode:
 
     @cached_property
     def kubelet_rows(self) -> tuple[list[PodDevices], list[str]]:
-        """What containers hold by the kubelet's two records, and why one cannot be read."""
+        """The devices of containers by the kubelet's two records, and unreadable sources."""
         rows: list[PodDevices] = []
         problems = []
         for read in (records.from_checkpoint, records.from_pod_resources):
@@ -89,17 +87,16 @@ class ThisNode:
 
     @cached_property
     def holders(self) -> DeviceHolders:
-        """Who holds the devices, by the kubelet."""
         rows, problems = self.kubelet_rows
-        found = {  # the later rows have names in place of UIDs
+        found = {  # later rows have names in place of UIDs
             (row.resource, device_id): DeviceHolder(
                 f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
             )
             for row in rows
             for device_id in row.ids
         }
-        told = (f"who holds devices is not fully known: {problem}" for problem in problems)
-        return DeviceHolders(found, tuple(told))
+        texts = (f"the holders of devices are not fully known: {problem}" for problem in problems)
+        return DeviceHolders(found, tuple(texts))
 
     @cached_property
     def _inventory(self) -> tuple[list[HCA], Inventory]:
@@ -108,12 +105,11 @@ class ThisNode:
 
     @property
     def hcas(self) -> list[HCA]:
-        """The HCAs of this node, by id."""
         return self._inventory[0]
 
     @property
     def with_rdma(self) -> bool:
-        """Whether one of them has an RDMA device."""
+        """Whether an HCA has an RDMA device."""
         return any(hca.rdma_names for hca in self.hcas)
 
     @cached_property
@@ -128,7 +124,7 @@ class ThisNode:
 
     @cached_property
     def reports(self) -> Mapping[str, str | None]:
-        """What is wrong with the ports of each HCA, None if nothing, by HCA id."""
+        """The fault of each HCA's ports, or `None`, by HCA id."""
         health = Health()
         health.observe(self.hcas, [hca.id for hca in self.gone], 0.0)
         return health.reports()
@@ -157,7 +153,6 @@ class ThisNode:
 
     @cached_property
     def gpus(self) -> list[GPU]:
-        """NVIDIA's GPUs, by address."""
         return gpus(self.paths)
 
     @cached_property
@@ -167,12 +162,11 @@ class ThisNode:
 
     @cached_property
     def shims(self) -> Shims:
-        """The libraries that keep limits, as this process sees them."""
         return Shims(self.paths, self.config.gpu_limits, lambda: None)
 
     @cached_property
     def gpu_memory(self) -> Mapping[str, GpuMemory]:
-        """The memory of each GPU by its UUID, as far as a pool needs it and NVML tells."""
+        """The memory of each GPU by its UUID, as far as a pool needs it and NVML reports it."""
         if all(pool.memory or pool.mode == "replicas" for pool in self.config.gpus):
             return {}
         try:
@@ -183,17 +177,14 @@ class ThisNode:
 
     @cached_property
     def topology(self) -> Topology:
-        """Where all HCAs and GPUs are."""
         addresses = [hca.address for hca in self.hcas]
         addresses += [gpu.address for gpu in self.gpus]
         return Topology.read(self.paths, [address for address in addresses if address])
 
     def hca(self, hca_id: str) -> HCA | None:
-        """The HCA with that id; None if the node has none."""
         return next((hca for hca in self.hcas if hca.id == hca_id), None)
 
     def on_netdev(self, netdev: str) -> HCA | None:
-        """The HCA of an interface of the host; None if it is another device's."""
         for hca in self.hcas:
             ports = (port for rdma in hca.rdma for port in rdma.ports)
             if netdev in hca.netdevs or any(netdev in port.netdevs for port in ports):
@@ -202,10 +193,7 @@ class ThisNode:
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:
-    """The label of the GPU at that address, "GPU0": numbered by address as in nvidia-smi.
-
-    The address itself if no GPU has it.
-    """
+    """The label of the GPU at that address, numbered as in nvidia-smi; else the address."""
     addresses = [gpu.address for gpu in gpus]
     return f"GPU{addresses.index(address)}" if address in addresses else address
 
@@ -216,5 +204,4 @@ def rdma_label(hca: HCA) -> str:
 
 
 def numa_text(numa: int | None) -> str:
-    """A NUMA node for a table."""
     return "" if numa is None else str(numa)

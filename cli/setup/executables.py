@@ -1,9 +1,8 @@
 """The CNI executables: their names, how to recognize ours, and how to install them.
 
-A directory has the launcher under each plugin's name, which hands the call to the agent.
-
-Where another project's executable has such a name, the launcher takes its place, and the executable
-waits in the subdirectory REPLACED for the day on which podfabric is uninstalled.
+A directory has the launcher under each plugin's name. The launcher passes the call to the agent.
+Another project's executable with such a name moves to the subdirectory REPLACED until podfabric is
+uninstalled.
 """
 
 import logging
@@ -28,14 +27,10 @@ PLUGINS = (
     "sriov",
 )
 
-EVERY = (*PLUGINS, *sorted(SERVED[1:]))
-"""Also those that are installed only if they are named: most nodes have none, or the project's."""
+EVERY = (*PLUGINS, *sorted(SERVED[1:]))  # with those that only `--plugins` installs
 
-OWN = ".podfabric"
-"""The directory beside the launchers that is podfabric's."""
-
-REPLACED = f"{OWN}/replaced"
-"""The directory of other projects' executables whose places ours have."""
+OWN = ".podfabric"  # podfabric's directory next to the launchers
+REPLACED = f"{OWN}/replaced"  # for other projects' executables that launchers have replaced
 
 CODE = Path(__file__).resolve().parents[2]
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/launcher-{os.uname().machine}"
@@ -57,11 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 class InstallRefused(Exception):
-    """A command cannot install or uninstall. The text names the file and says what to do."""
+    """A command cannot install or uninstall. The text names the file and the remedy."""
 
 
 def is_launcher(content: bytes) -> bool:
-    """Whether it is the content of a launcher."""
     return content.startswith(b"\x7fELF") and _LAUNCHER_MARK in content
 
 
@@ -83,28 +77,28 @@ def is_foreign(path: Path) -> bool:
 
 
 def place_kept(path: Path) -> Path:
-    """Where another project's executable is kept while ours has its place, `path`."""
+    """The place of another project's executable while a launcher has its `path`."""
     return path.parent / REPLACED / path.name
 
 
 def has_returned(path: Path) -> bool:
-    """Whether another project's file took the place of ours, which had taken its place before."""
+    """Whether another project's file has replaced the launcher that had replaced one."""
     return is_foreign(path) and is_foreign(place_kept(path))
 
 
 def watch(directory: Path) -> WatchedFile:
-    """Log it when another project's file takes the place of a launcher, until `close`."""
+    """Log it when another project's file replaces a launcher, until `close`."""
     ours: set[str] = set()
-    told: set[str] = set()
+    logged: set[str] = set()
 
     def look() -> None:
         for name in EVERY:
             path = directory / name
             if is_ours(path):
                 ours.add(name)
-                told.discard(name)
-            elif name not in told and (has_returned(path) or (name in ours and exists(path))):
-                told.add(name)
+                logged.discard(name)
+            elif name not in logged and (has_returned(path) or (name in ours and exists(path))):
+                logged.add(name)
                 _log.warning("%s: %s: %s", path, RETURNED, TAKE_AGAIN)
 
     look()
@@ -113,7 +107,7 @@ def watch(directory: Path) -> WatchedFile:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock the directory for changes, and remove temporary files that a killed process left."""
+    """Lock the directory for changes, and remove temporary files of a killed process."""
     with directory_locked(directory):
         for temporary in directory.glob(f".*{_TEMPORARY}"):
             temporary.unlink()
@@ -123,9 +117,9 @@ def locked(directory: Path) -> Iterator[None]:
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
     """Write executables to these paths, in this order; the caller holds `locked`.
 
-    Existing files are replaced; those that `kept` names go to the path that it has for them. A
-    runtime that starts an executable meanwhile gets the old or the new file. All contents are on
-    disk before the first rename, so only a rename can fail halfway.
+    Existing files are replaced; those in `kept` move to the path there. A runtime that starts an
+    executable meanwhile gets the old or the new file. All contents are on disk before the first
+    rename, so only a rename can fail halfway.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:

@@ -1,9 +1,10 @@
 """`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
 
-With `--gpu` also what keeps the limits of containers on GPUs (cli/setup/shim_files.py).
+With `--gpu` also the libraries that keep the limits of containers on GPUs
+(cli/setup/shim_files.py).
 
-Where another project's executable has a name of ours, `install` keeps it beside, and `uninstall`
-puts it back (cli/setup/executables.py). Both check everything before they change anything.
+`install` keeps another project's executable that has a name of ours, and `uninstall` puts it back
+(cli/setup/executables.py). Both check everything before they change anything.
 """
 
 import argparse
@@ -17,33 +18,23 @@ from base.files import sync_directory
 from base.paths import Paths
 from cli.arguments import file
 from cli.setup import executables, shim_files
-from cli.setup.executables import (
-    EVERY,
-    OWN,
-    PLUGINS,
-    REPLACED,
-    InstallRefused,
-    exists,
-    is_foreign,
-    place_kept,
-)
+from cli.setup.executables import EVERY, OWN, REPLACED, InstallRefused
 
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `podfabric install`."""
     parser.add_argument(
         "--plugins",
         type=_plugins,
-        default=tuple(PLUGINS),
+        default=tuple(executables.PLUGINS),
         metavar="NAME,...",
         help=f"which of {', '.join(EVERY)} (default: all but those of other projects)",
     )
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="also install what keeps the limits of containers on GPUs: libraries",
+        help="also install the libraries that keep the limits of containers on GPUs",
     )
     parser.add_argument(
         "--launcher",
@@ -56,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_uninstall_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `podfabric uninstall`."""
     _add_bin_dir(parser)
     parser.set_defaults(main=run, action=_uninstall)
 
@@ -68,7 +58,6 @@ def _add_bin_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Install or uninstall; the exit code."""
     name = arguments.action.__name__.strip("_")
     try:
         lines = list(arguments.action(arguments))  # print only after all of it is done
@@ -96,13 +85,15 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         raise InstallRefused(
             f"{bin_dir}: is not a directory: create it, or name the runtime's with --bin-dir"
         )
-    # A link before its target: a link to a launcher is ours, whatever it led to before.
+    # A link before its target: a link to a launcher counts as ours.
     names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
     contents = {bin_dir / name: launcher for name in names}
 
     with executables.locked(bin_dir):
         _refuse(bin_dir, contents)
-        kept = {path: place_kept(path) for path in contents if is_foreign(path)}
+        kept = {
+            path: executables.place_kept(path) for path in contents if executables.is_foreign(path)
+        }
         for place in kept.values():
             place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         executables.install(contents, kept)
@@ -118,7 +109,7 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def uninstall(bin_dir: Path) -> Iterator[str]:
-    """Remove podfabric's executables, and put back those whose places they have; a line for each.
+    """Remove podfabric's executables, and put back the replaced ones; yields a line for each.
 
     Raises InstallRefused, OSError.
     """
@@ -126,10 +117,12 @@ def uninstall(bin_dir: Path) -> Iterator[str]:
         raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
     with executables.locked(bin_dir):
         paths = [bin_dir / name for name in EVERY]
-        for path in sorted(paths, key=lambda path: place_kept(path).is_symlink()):  # links last
+        for path in sorted(
+            paths, key=lambda path: executables.place_kept(path).is_symlink()
+        ):  # links last
             yield from _give_back(path)
         for own in (REPLACED, OWN):
-            with suppress(OSError):  # it is not there, or has what is not ours
+            with suppress(OSError):  # it does not exist, or has foreign files
                 (bin_dir / own).rmdir()
         sync_directory(bin_dir)
 
@@ -158,7 +151,7 @@ def _read_launcher(path: Path) -> bytes:
 
 def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
     for own in (bin_dir / OWN, bin_dir / REPLACED):
-        if exists(own) and (own.is_symlink() or not own.is_dir()):
+        if executables.exists(own) and (own.is_symlink() or not own.is_dir()):
             raise InstallRefused(f"{own}: is not a directory of podfabric: remove it")
     for path in contents:
         if path.is_dir() and not path.is_symlink():
@@ -166,22 +159,22 @@ def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
 
 
 def _give_back(path: Path) -> Iterator[str]:
-    """Remove the launcher `path`, or put back what had its place.
+    """Remove the launcher `path`, or put back the file that it replaced.
 
-    Another project's file that has the place again is newer than what was kept of that project.
+    If another project's file has that path again, it is newer than the kept one.
     """
-    kept = place_kept(path)
+    kept = executables.place_kept(path)
     if executables.is_ours(kept):  # of an installation that was killed
         kept.unlink()
-    if exists(kept) and not is_foreign(path):
+    if executables.exists(kept) and not executables.is_foreign(path):
         kept.replace(path)
         yield f"put back {path}"
         return
     if executables.is_ours(path):
         path.unlink()
         yield f"removed {path}"
-    elif exists(path):
+    elif executables.exists(path):
         yield f"left {path}: it is not podfabric's"
-    if exists(kept):
+    if executables.exists(kept):
         kept.unlink()
         yield f"removed {kept}: {path} is newer"

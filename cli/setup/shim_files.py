@@ -1,9 +1,8 @@
 """The libraries of gpu/shim on a node, which keep limits of GPUs.
 
-A container has the libraries mounted, file by file, for as long as it runs. So a file is never
-written in place: another version is another file under the same name, and running containers keep
-theirs. A file that is the same already stays, so that its pages stay in memory once for all
-containers.
+A running container has the libraries mounted, file by file. So a file is never written in place:
+another version is another file under the same name, and running containers keep theirs. An
+unchanged file stays, so that its pages are in memory once for all containers.
 """
 
 import os
@@ -40,7 +39,7 @@ def read(source: Path) -> dict[str, bytes]:
 
 
 def install(contents: dict[str, bytes], directory: Path) -> Iterator[str]:
-    """Have these files in a directory; a line for each that was not there. Raises OSError."""
+    """Write these files to a directory; yields a line for each new one. Raises OSError."""
     for parent in (directory.parent.parent, directory.parent, directory):
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with executables.locked(directory):

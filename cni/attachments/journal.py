@@ -1,4 +1,4 @@
-"""The journal: what is attached, for which pod, and how to undo it.
+"""The journal: the attachments, their pods, and how to undo each.
 
 One file per attachment, on disk before the first change to the kernel and removed when nothing is
 left to undo:
@@ -6,13 +6,11 @@ left to undo:
     {"crc32": "89abcdef", "entry": {"version": 1, "plugin": "ipoib", "network": ..., ...}}
 
 The checksum covers the bytes of "entry" and detects a torn or flipped file. A later entry of the
-attachment is a line behind the first one, and the last line counts. If a kill or a power cut tears
-it, the one before it does.
+attachment is appended as a line. The last line counts, unless a kill or a power cut has torn it.
 
-`devices/<device>/` has an empty file for each attachment that may have the device, by the name of
-its file. It is made before the entry, and removed after the device is released, so a kill may leave
-one too many until the attachment is removed. A power cut may lose them: with the boot, a device is
-nobody's.
+`devices/<device>/` has an empty file for each attachment that may have the device, with the name of
+its journal file. It is made before the entry and removed after the device is released, so a kill
+may leave one too many. A power cut may lose it: after a reboot no attachment has a device.
 """
 
 import json
@@ -38,28 +36,28 @@ from cni.spec.request import Request, of_environ
 from host.namespaces import NetworkNamespace, where
 
 VERSION = 1
-_UNFINISHED = ".json.tmp"  # the end of a name while files.write_atomically writes the file
+_UNFINISHED = ".json.tmp"  # the suffix while files.write_atomically writes the file
 
 U = TypeVar("U")
 
 
 class JournalDamaged(Exception):
-    """A journal file that cannot be read as it was written. The text names file and reason."""
+    """A journal file is not readable. The text names file and reason."""
 
 
 class Phase(StrEnum):
-    """How far an attachment is."""
+    """The progress of an attachment."""
 
     ADDING = "adding"  # an ADD runs, or died: any part of the attachment may exist
     ATTACHED = "attached"  # the ADD completed
-    LEAVING = "leaving"  # the namespace is gone, and its interface has not come back yet
+    LEAVING = "leaving"  # the namespace is gone, its interface has not come back yet
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One attachment. `undo` is the plugin's own record of what a removal has to restore.
+    """One attachment. `undo` is the plugin's own record for the removal.
 
-    `config`, `args` and `path` are those of the ADD, so that GC and the sweep can call the IPAM
-    plugin as the runtime's DEL would have.
+    `config`, `args` and `path` are the ADD's, so that GC and the sweep can call the IPAM plugin
+    like the runtime's DEL.
     """
 
     version: int = VERSION
@@ -69,7 +67,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     ifname: str
     netns: str
     netns_identity: str
-    netns_seen_from: str = ""  # `where` (host.namespaces) `netns` led there; "" if nowhere
+    netns_seen_from: str = ""  # host.namespaces.where(netns), if the path led to the namespace
     boot_id: str
     phase: Phase
     pod_namespace: str = ""
@@ -81,8 +79,8 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     args: str = ""
     path: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
-    segment: str = ""  # the link on which they are used (ipam.config.segments)
-    device: str = ""  # the device that only this attachment has, until it is released
+    segment: str = ""  # the link of the addresses (ipam.config.segments)
+    device: str = ""  # the exclusive device, "" once it is released
     undo: msgspec.Raw = msgspec.Raw(b"{}")
 
     @classmethod
@@ -96,10 +94,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         pod: Pod | None = None,
         device: str = "",
     ) -> "JournalEntry":
-        """The entry of an ADD that has changed nothing yet; `record` goes into `undo`.
-
-        `namespace` is None for an attachment of another project's plugin whose namespace is gone.
-        """
+        """The entry of an ADD that has changed nothing yet. `namespace` is `None` if it is gone."""
         pod = pod or Pod()
         return cls(
             plugin=plugin,
@@ -151,13 +146,12 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             raise JournalDamaged(f"journal of {self.attachment}: {error}") from None
 
     def with_record(self, record: msgspec.Struct) -> "JournalEntry":
-        """The entry with another record."""
         return msgspec.structs.replace(self, undo=msgspec.Raw(msgspec.json.encode(record)))
 
     def attached(
         self, record: msgspec.Struct, addresses: Sequence[str], segment: str = ""
     ) -> "JournalEntry":
-        """The entry of a completed ADD, with its addresses and the link that they are used on."""
+        """The entry of a completed ADD, with its addresses and their link."""
         return msgspec.structs.replace(
             self.with_record(record),
             phase=Phase.ATTACHED,
@@ -178,7 +172,7 @@ def to_bytes(entry: JournalEntry) -> bytes:
 
 
 def from_bytes(content: bytes, name: str) -> JournalEntry:
-    """The entry in a file's content. Raises JournalDamaged with the file's `name` in its text."""
+    """The last entry in a file's content. Raises JournalDamaged with the file's `name`."""
     try:
         file = decoding.decode(_last_line(content), _JournalFile)
         if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
@@ -195,14 +189,14 @@ def from_bytes(content: bytes, name: str) -> JournalEntry:
 
 
 def _last_line(content: bytes) -> bytes:
-    """The last line; not what is behind it, if that was torn while it was written."""
+    """The last line, without a torn rest behind it."""
     *ended, rest = content.split(b"\n")
     lines = [line for line in ended if line]
     return rest if rest and (not lines or _begins_with_json(rest)) else lines[-1] if lines else b""
 
 
 def _begins_with_json(text: bytes) -> bool:
-    """Whether it begins with a whole value, so that it was not torn."""
+    """Whether the text begins with a whole JSON value, so that it was not torn."""
     try:
         json.JSONDecoder().raw_decode(text.decode(errors="replace"))
     except (ValueError, RecursionError):
@@ -211,7 +205,7 @@ def _begins_with_json(text: bytes) -> bool:
 
 
 class AttachmentLock(LockFile):
-    """An attachment's lock. Who gets it must still have a client: Terminated."""
+    """An attachment's lock. Raises Terminated if the caller's client has gone."""
 
     def acquire(self, timeout: float | None = None) -> None:
         """Wait for the lock. Raises Busy, OSError, Terminated."""
@@ -224,7 +218,7 @@ class AttachmentLock(LockFile):
 
 
 class Journal:
-    """The directory of journal files of one node, and the lock of each attachment and device."""
+    """The journal files of one node, and the lock of each attachment and device."""
 
     def __init__(self, paths: Paths) -> None:
         self._directory = paths.attachments
@@ -233,11 +227,10 @@ class Journal:
         self._locks = str(paths.locks)
 
     def path_of(self, attachment: Attachment) -> Path:
-        """The file of an attachment."""
         return Path(self._file_of(attachment))
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
-        """The entry, None if the journal has none. Raises JournalDamaged."""
+        """The entry, or `None`. Raises JournalDamaged."""
         path = self._file_of(attachment)
         try:
             entry = from_bytes(files.read(path), path)
@@ -248,11 +241,11 @@ class Journal:
         return entry
 
     def write(self, entry: JournalEntry) -> None:
-        """Put an entry on disk. It survives a kill, and the first one of an ADD a power cut.
+        """Store an entry. Every entry survives a kill, the first one of an ADD also a power cut.
 
-        After a power cut there is nothing left in the kernel to undo, and the entry of an earlier
-        boot is removed in every phase alike: so a later entry needs to outlive this boot only, and
-        is appended. An empty line before it ends what a killed writer may have left.
+        After a power cut there is nothing left in the kernel to undo, and an entry of an earlier
+        boot is removed in any phase. So a later entry need not survive one, and is appended. An
+        empty line before it ends the line of a killed writer.
         """
         path, line = self._file_of(entry.attachment), to_bytes(entry)
         if entry.device:
@@ -262,34 +255,27 @@ class Journal:
             files.write_atomically(path, line, durable=first)
 
     def release_device(self, entry: JournalEntry) -> None:
-        """Write down that the attachment no longer has its device. The caller has its lock."""
+        """Store that the attachment no longer has its device. The caller has the device's lock."""
         self.write(msgspec.structs.replace(entry, device=""))
         self._forget(entry.device, os.path.basename(self._file_of(entry.attachment)))  # noqa: PTH119
 
     def remove(self, attachment: Attachment) -> None:
-        """Forget an attachment. Only once nothing is left to undo.
-
-        If a power cut brings the entry back, it is one of an earlier boot, which a sweep removes.
-        """
+        """Remove an entry, once nothing is left to undo. A power cut may bring it back."""
         path = self._file_of(attachment)
         files.remove(path, durable=False)
         self._forget_devices_of(os.path.basename(path))  # noqa: PTH119
 
     def remove_unfinished(self) -> None:
-        """Remove what writers of first entries left when they were killed.
-
-        A container's id never comes again, so no later writer would overwrite it. What cannot be
-        removed stays for the next sweep.
-        """
+        """Remove the unfinished files of killed ADDs, which no later writer would overwrite."""
         with suppress(OSError):
             for path in self._paths(_UNFINISHED):
                 key = path.name.removesuffix(_UNFINISHED).rpartition("-")[2]
                 lock = locks.locked(self._lock_of(key), path.name, timeout=0.0)
-                with suppress(locks.Busy), lock:  # else it is being written now
+                with suppress(locks.Busy), lock:  # busy: its writer is alive
                     path.unlink(missing_ok=True)
 
     def set_aside(self, attachment: Attachment) -> Path:
-        """Rename a damaged file, so that an administrator can look at it. Answers its new path."""
+        """Rename a damaged file, for an administrator. Returns its new path."""
         path = self.path_of(attachment)
         aside = path.with_suffix(".damaged")
         path.replace(aside)
@@ -298,7 +284,7 @@ class Journal:
         return aside
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """The number of entries by plugin and phase; the plugin of damaged ones is ""."""
+        """The number of entries by plugin and phase. Damaged ones are ("", "damaged")."""
         return Counter(
             ("", "damaged") if isinstance(entry, JournalDamaged) else (entry.plugin, entry.phase)
             for entry in self.entries()
@@ -347,17 +333,17 @@ class Journal:
     def locked(
         self, attachment: Attachment, timeout: float = locks.TIMEOUT
     ) -> AbstractContextManager[None]:
-        """One call at a time for an attachment. Raises Busy; Terminated if the client has gone."""
+        """The attachment's lock. Raises Busy; Terminated if the client has gone."""
         return AttachmentLock(self._lock_of(attachment.key), str(attachment), timeout)
 
     def device_locked(
         self, device: str, timeout: float = locks.TIMEOUT
     ) -> AbstractContextManager[None]:
-        """One call at a time decides which attachment has a device. Raises Busy."""
+        """The lock for every decision about a device. Raises Busy."""
         return locks.locked(f"{self._locks}/device-{device}", f"device {device}", timeout)
 
     def _forget(self, device: str, name: str) -> None:
-        """Remove an empty file of `devices`, and directories without any."""
+        """Remove an empty file of `devices`, and directories that become empty."""
         below = f"{self._devices}/{device}"
         with suppress(OSError):
             os.unlink(f"{below}/{name}")  # noqa: PTH108
@@ -365,7 +351,7 @@ class Journal:
             os.rmdir(self._devices)  # noqa: PTH106
 
     def _forget_devices_of(self, name: str) -> None:
-        """Remove what a killed or failed ADD may have left of an attachment in `devices`."""
+        """Remove the attachment's files in `devices` that a killed or failed ADD may have left."""
         with suppress(OSError):
             for device in os.listdir(self._devices):  # noqa: PTH208
                 self._forget(device, name)
@@ -378,7 +364,7 @@ class Journal:
         return f"{self._locks}/attachment-{key}"
 
     def _paths(self, ending: str) -> list[Path]:
-        """Of this ending. Raises OSError; glob would take an unreadable directory for empty."""
+        """The files with this ending. Unlike glob, raises OSError for an unreadable directory."""
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:
@@ -387,9 +373,9 @@ class Journal:
 
 
 def _make(directory: str, path: str) -> None:
-    """Make an empty file in the directory, named as the file at `path`. Raises OSError."""
+    """Make an empty file in the directory, with the name of `path`. Raises OSError."""
     name = f"{directory}/{os.path.basename(path)}"  # noqa: PTH119
-    while True:  # another process may remove a directory that is empty
+    while True:  # another process may remove an empty directory
         try:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""DEL, CHECK, GC, STATUS and the sweep of `ipoib` and `sriov`, and what a failed DEL leaves.
+"""DEL, CHECK, GC, STATUS and the sweep of `ipoib` and `sriov`.
 
-A plugin has its own ADD and says how one of its interfaces is detached and compared. Everything
-that ends an attachment is here: an ADD that fails is undone, DEL and GC (and `orphans`) remove, and
-an ADD that follows a killed one removes what that left. The interface goes before its addresses,
-which another pod may get at once, and the journal's entry goes last. An error does not stop a
-removal, it keeps the entry.
+A plugin has its own ADD, and the methods that detach and compare one of its interfaces. This module
+ends attachments: it undoes an ADD that fails, removes for DEL and GC (and `orphans`), and before an
+ADD removes the remains of a killed one. The interface goes before its addresses, which another pod
+may get at once, and the journal's entry goes last. An error does not stop a removal, but keeps the
+entry.
 """
 
 from abc import ABC, abstractmethod
@@ -41,14 +41,14 @@ from policy.allowance import Allowance
 T = TypeVar("T")
 
 ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
-"""What a step of an ADD or a removal raises on purpose."""
+"""The expected errors of a step of an ADD or a removal."""
 
 
 class Undo:
-    """Undoes the registered steps, the latest first, if the block is left by an exception.
+    """Undoes the registered steps, the latest first, if an exception leaves the block.
 
-    The first step that fails ends it, because an address must not be released while an interface
-    has it. The journal's entry goes `last`: what could not be undone stays there for the DEL.
+    The first step that fails stops it, because an address must not be released while an interface
+    has it. The journal's entry goes last: it keeps the failed step for the DEL.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Undo:
         self._steps.append((what, step))
 
     def last(self, step: Callable[[], object]) -> None:
-        """Undo the journal's entry by `step`, once everything else is undone."""
+        """Undo the journal's entry by `step`, after everything else."""
         self._last = step
 
     def __enter__(self) -> "Undo":
@@ -79,13 +79,13 @@ class Undo:
 
 
 class Failures:
-    """The errors of steps that are all tried."""
+    """Tries every step, and collects the errors."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def of(self, step: Callable[[], T]) -> T | None:
-        """Try a step. Returns its answer, None if it fails."""
+        """Try a step. Returns its value, `None` if it fails."""
         try:
             return step()
         except ERRORS as error:
@@ -106,11 +106,15 @@ class Failures:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Errors from below become the runtime's: CNIError 100, 11 or 5."""
+    """Convert errors to those of a runtime: CNIError 100, 113, 11 or 5."""
     try:
         yield
     except HostError as error:
         raise CNIError(Code.KERNEL, str(error)) from None
+    except JournalDamaged as damage:
+        raise CNIError(
+            Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
+        ) from None
     except Busy as error:
         raise CNIError(Code.TRY_AGAIN, str(error)) from None
     except OSError as error:
@@ -169,39 +173,39 @@ class InterfacePlugin(ABC):
 
     @abstractmethod
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Remove or restore the attachment's interface, as far as that is still to be done.
+        """Remove or restore the attachment's interface. Skips steps that were done already.
 
-        `entry` is None if the journal has none, or only a damaged one: then the request and the
-        interface's mark have to do. Raises HostError while a dying namespace has the interface.
+        `entry` is `None` if the journal has none, or only a damaged one: then the request and the
+        interface's mark identify it. Raises HostError while a dying namespace has the interface.
         """
 
     @abstractmethod
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
         """Write the entry of an attachment that another project's plugin made, for its DEL.
 
-        None if there is no such attachment, or another one has its device. Raises HostError.
+        Returns `None` without one, or if another attachment has its device. Raises HostError.
         """
 
     @abstractmethod
     def compare(self, attachment: Attachment, request: Request) -> None:
-        """Raise CNIError 102 for the first difference between what ADD set and the kernel."""
+        """Raise CNIError 102 for the first difference between the ADD's settings and the kernel."""
 
     @abstractmethod
     def require_ready(self, request: Request) -> None:
-        """Raise CNIError if an ADD could not succeed now, as far as the plugin itself can tell."""
+        """Raise CNIError if an ADD could not succeed now, addresses aside."""
 
     def remove_strays(self) -> list[str]:
-        """Remove interfaces of the host that have our mark but no attachment; their names."""
+        """Remove the host's interfaces with our mark but without attachment. Returns the names."""
         return []
 
     def delete(self, request: Request) -> None:
-        """Detach the interface and release its addresses, as far as that is still to be done."""
+        """Detach the interface and release its addresses. Skips steps that were done already."""
         attachment = Attachment.of(request)
         with explained(), self.journal.locked(attachment):
             self._remove(attachment, request)
 
     def check(self, request: Request) -> None:
-        """Compare everything that ADD set with what the kernel shows, and ask the IPAM plugin."""
+        """Compare all settings of the ADD with the kernel's, and call the IPAM plugin's CHECK."""
         attachment = Attachment.of(request)
         with explained(), self.journal.locked(attachment):
             self.compare(attachment, request)
@@ -211,10 +215,7 @@ class InterfacePlugin(ABC):
                 ipam.check()
 
     def gc(self, request: Request) -> None:
-        """Remove the attachments of this network that the runtime does not list as valid.
-
-        Every removal is tried; CNIError 104 reports the failures at the end.
-        """
+        """Remove this network's attachments that are not listed as valid. Raises CNIError 104."""
         valid = request.config.valid_attachments
         if valid is None:
             note("GC without cni.dev/valid-attachments: nothing is removed")
@@ -224,7 +225,7 @@ class InterfacePlugin(ABC):
         with explained():
             for entry in self.journal.entries():
                 if isinstance(entry, JournalDamaged):
-                    note(f"{entry}")  # its attachment is unknown: a DEL will name it
+                    note(f"{entry}")  # its attachment is unknown until a DEL names it
                 elif entry.plugin == self.name and entry.network == request.network:
                     ipam_of_adds.append(entry.ipam)
                     if (entry.container_id, entry.ifname) not in valid:
@@ -249,7 +250,7 @@ class InterfacePlugin(ABC):
                 ipam.status()
 
     def _allowance(self, request: Request) -> Allowance:
-        """What the ADD of the request's pod may use. CNIError 5 or 11 if that cannot be told."""
+        """The allowance of the request's pod. Raises CNIError 5 or 11 if it cannot be read."""
         return allowance.of_pod(self._policy(), request.arguments.pod)
 
     def _require_possible(self, *, match_device: bool, pf_only: bool = False) -> None:
@@ -260,11 +261,10 @@ class InterfacePlugin(ABC):
     def _ipam_of_add(
         self, request: Request, allowed: Allowance
     ) -> tuple[IpamCall | None, Allowance]:
-        """The IPAM plugin of an ADD, once everything else that decides its answer is valid, and
-        what the attachment may use beside its options.
+        """The IPAM plugin of an ADD, and the rest of the allowance. All input is checked before.
 
-        Raises CNIError: 121 for what the policy does not allow, 7 for a result that the request's
-        version cannot express or a prevResult that cannot be read.
+        Raises CNIError: 121 for denied options, 7 for an invalid prevResult or a result that the
+        request's version cannot express.
         """
         ipam, allowed = self._ipam.of_add(request, allowed)
         require_convertible(request.cni_version, has_addresses=ipam is not None)
@@ -273,7 +273,7 @@ class InterfacePlugin(ABC):
 
     @contextmanager
     def _attaching(self, attachment: Attachment, request: Request) -> Iterator[Sandbox]:
-        """The attachment locked and its sandbox open, with nothing of it left from before.
+        """Lock the attachment, open its sandbox, and remove the remains of a killed ADD.
 
         Raises CNIError: 103 if it is attached, 7 if the pod has an interface of that name.
         """
@@ -288,21 +288,17 @@ class InterfacePlugin(ABC):
             yield sandbox
 
     def _settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
-        """Undo what a killed ADD of this attachment left; CNIError 103 if that ADD completed.
+        """Undo a killed ADD of this attachment, or one that completed without an answer.
 
-        Also if it completed for this very call, in an agent that died before it answered: the
-        runtime does not know of it.
+        Raises CNIError 103 if it completed and the runtime got the answer.
         """
-        try:
-            entry = self.journal.read(attachment)
-        except JournalDamaged as damage:
-            raise CNIError(
-                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
-            ) from None
+        entry = self.journal.read(attachment)
         if entry is None:
             return
         living = entry.phase is Phase.ATTACHED and lives(entry, self.paths.boot_id())
-        if living and not _was_made_for(entry, request):
+        since = request.unanswered_since
+        unseen = since is not None and datetime.fromisoformat(entry.since).timestamp() >= since
+        if living and not unseen:
             raise CNIError(
                 Code.ALREADY_ATTACHED,
                 f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
@@ -332,11 +328,11 @@ class InterfacePlugin(ABC):
         if failures:
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,
-                f"{attachment} is not wholly removed, DEL again: {failures}",
+                f"{attachment} is not fully removed, DEL again: {failures}",
             )
 
     def remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:
-        """`_remove` from the journal alone, unless another call has changed the entry meanwhile."""
+        """`_remove` from the journal alone, unless another call has changed the entry."""
         with self.journal.locked(entry.attachment, timeout):
             if self.journal.read(entry.attachment) == entry:
                 self._remove(entry.attachment, entry.delete_request())
@@ -345,13 +341,13 @@ class InterfacePlugin(ABC):
         try:
             return self.journal.read(attachment), None
         except JournalDamaged as damage:
-            note(f"{damage}: going by the request and the interface's mark")
+            note(f"{damage}: using the request and the interface's mark instead")
             return None, damage
 
     def _release_addresses(
         self, request: Request, entry: JournalEntry | None, damage: JournalDamaged | None
     ) -> None:
-        # The entry knows which IPAM plugin the ADD ran, also if the request names another by now.
+        # The entry has the IPAM plugin that the ADD ran. The request may name another one by now.
         if entry is not None and request.config.ipam != entry.ipam:
             request = entry.delete_request()
         added = None if damage is not None else entry is not None
@@ -364,9 +360,3 @@ class InterfacePlugin(ABC):
             aside = self.journal.set_aside(attachment)
             note(f"the damaged journal file is kept as {aside}")
         self.journal.remove(attachment)
-
-
-def _was_made_for(entry: JournalEntry, request: Request) -> bool:
-    """Whether an agent made the attachment for this very call, and died before it answered."""
-    since = request.unanswered_since
-    return since is not None and datetime.fromisoformat(entry.since).timestamp() >= since

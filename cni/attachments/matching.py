@@ -1,9 +1,9 @@
-"""Which devices an attachment may have: those of its pod (else error 120), or no other pod's.
+"""The devices that an attachment may have: those of its pod, or devices of no other pod.
 
-Who the pod is comes from CNI_ARGS. What it holds comes from the kubelet and the device plugin's
-checkpoint. With `match_device` the interface must be on an HCA that the pod holds (`refusal`,
-CNIError 120). The choice among several is recorded, so that a second ADD of an attachment makes
-the same one. Beyond that:
+CNI_ARGS name the pod. The kubelet and the device plugin's checkpoint list its devices. With
+`match_device` the interface must be on an HCA that the pod holds (`refusal`, CNIError 120). The
+choice among several is recorded, so that a second ADD of an attachment makes the same one. Beyond
+that:
 
 | a device that                          | with match_device        | with "match_device": false |
 |----------------------------------------|--------------------------|----------------------------|
@@ -12,8 +12,8 @@ the same one. Beyond that:
 | a pool offers, or other pods share     | 121                      | may be attached            |
 |                                        | (`unassigned_devices`)   |                            |
 
-The policy's `set.unassigned_devices` lifts 121. `ipoib` takes no device away from the host, so
-only the second row applies to it. The policy also decides whether a configuration may say
+The policy's `set.unassigned_devices` lifts 121. `ipoib` takes no device away from the host, so only
+the second row applies to it. The policy also decides whether a configuration may set
 `"match_device": false` or `"pfOnly": true`.
 """
 
@@ -36,12 +36,12 @@ from host.sysfs import pci
 from host.sysfs.discovery import HCAsByName, unknown
 from policy.allowance import Allowance, Device
 
-OPT_OUT = '"match_device": false if that is meant'
+OPT_OUT = 'set "match_device": false if this is intended'
 _REQUEST_ONE = "have the pod request a device of its own (resources.limits)"
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """A device that is for other pods, and its resource."""
+    """A device that belongs to other pods, and its resource."""
 
     device: str
     resource: str
@@ -49,10 +49,7 @@ class Denied(msgspec.Struct, frozen=True):
 
 
 class Match:
-    """The HCAs that a pod holds, for the choice of one of its attachments, and what it may have.
-
-    `others` are devices that are for other pods than this one.
-    """
+    """The HCAs of a pod, for one of its attachments. `others` are devices of other pods."""
 
     def __init__(
         self,
@@ -75,7 +72,7 @@ class Match:
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
-        """One attachment of the pod at a time chooses and takes. Raises Busy."""
+        """Only one attachment of the pod at a time is in this block. Raises Busy."""
         if not self.holdings.hcas:
             yield
             return
@@ -85,10 +82,7 @@ class Match:
             yield
 
     def candidates(self, device_id: str = "") -> list[PodDevice]:
-        """The HCAs to try, in order; only those of `device_id`, if that is not "".
-
-        CNIError 120 if the pod does not hold that device.
-        """
+        """The HCAs to try, in order; if given, only those of `device_id`. Raises CNIError 120."""
         if not device_id:
             return self._ordered(self.holdings.hcas)
         held = self.holdings.hcas_of(device_id)
@@ -101,56 +95,52 @@ class Match:
                 f"{self.holdings.shown()}: let both come from one resource: the annotation "
                 '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
             )
-        # It comes from another device plugin: the runtime says that the pod has it.
+        # It comes from another device plugin: the runtime passed it as the pod's.
         denied = self.held((hca,))
         if denied is not None:
             raise self.error(denied, "deviceID", f'"deviceID" {device_id}')
-        return [PodDevice("deviceID", device_id, _unrecorded(hca))]
+        device = AllocatedHCA(id=hca, address=pci.canonical(hca) or "", netdevs=(), rdma=())
+        return [PodDevice("deviceID", device_id, device)]
 
     def take(self, hca: str) -> None:
-        """Record that the attachment is on this HCA, now and when it comes again."""
+        """Record that the attachment has this HCA, for its next ADD."""
         if self._choices is not None and self.holdings.hca(hca) is not None:
             self._choices.record(self._key, hca)
 
     def using(self, hca: str, key: str, shown: str, *, parent: str = "") -> Allowance:
-        """The allowance of the attachment on an HCA, which `key` of the configuration led to.
+        """The allowance of the attachment on an HCA, which `key` of the configuration selected.
 
-        `parent` is the only interface of it that counts, if that is not "". NotAllowed, if no rule
-        that allows the rest has the device.
+        Of its interfaces only `parent` counts, if that is not "". Raises NotAllowed if no rule that
+        allows the rest has the device.
         """
         if self.allowance.has_every_device:
             return self.allowance
         if self._hcas is None:
             self._hcas = HCAsByName(self._paths)
-        seen = self._hcas.get(hca) or unknown(hca)
+        found = self._hcas.get(hca) or unknown(hca)
         if parent:
-            seen = msgspec.structs.replace(seen, netdevs=(parent,))
-        return self.allowance.using("devices", Device(seen, self._resources(hca)), key, shown)
-
-    def _resources(self, hca: str) -> frozenset[str]:
-        """The resources by which the pod holds an HCA."""
-        return frozenset(
-            (
-                *(held.resource for held in self.holdings.hcas if held.device.id == hca),
-                *(
-                    resource
-                    for resource, device_id in self.holdings.keys
-                    if hca in (device_id, pod_devices.hca_of(device_id))
-                ),
-            )
-        )
+            found = msgspec.structs.replace(found, netdevs=(parent,))
+        resources = {held.resource for held in self.holdings.hcas if held.device.id == hca}
+        for resource, device_id in self.holdings.keys:
+            if hca in (device_id, pod_devices.hca_of(device_id)):
+                resources.add(resource)
+        return self.allowance.using("devices", Device(found, frozenset(resources)), key, shown)
 
     def refusal(self, hca: str, what: str, rdma: Iterable[str], remedy: str) -> str | None:
-        """Why an interface on `hca` is not for this pod; None if it is.
+        """Why the pod may not have an interface on `hca`; `None` if it may.
 
-        `rdma` are the names of the HCA's RDMA devices now. A pod that holds no HCA has none to
-        differ from, and an HCA that it holds by another device plugin's resource is right.
+        `rdma` are the current names of the HCA's RDMA devices. Any HCA is right for a pod that
+        holds none, and so is an HCA that it holds by another device plugin's resource.
         """
         if not self.holdings.hcas:
             return None
         held = self.holdings.hca(hca)
         if held is not None:
-            return self._staleness(held, rdma)
+            try:
+                pod_devices.require_current(self._paths, held, rdma)
+            except Stale as stale:
+                return str(stale)
+            return None
         if hca in self.holdings.ids:
             return None
         names = ", ".join(sorted(rdma)) or "no verbs device"
@@ -160,16 +150,14 @@ class Match:
         )
 
     def held(self, names: Iterable[str]) -> Denied | None:
-        """The device, if another pod holds it exclusively; `names` are its address and RDMA
-        devices.
-        """
+        """The first of `names` (address, RDMA devices) that another pod holds exclusively."""
         if self._may_be_unassigned and not self._match_device:
             return None
         held = self._others.held
         return next((Denied(name, held[name], True) for name in names if name in held), None)
 
     def denied(self, names: Iterable[str]) -> Denied | None:
-        """The device, if it may not be taken away from the host for this pod; `names` as above."""
+        """The first of `names` that may not be taken from the host for this pod."""
         names = tuple(names)
         held = self.held(names)
         if held is not None or self._may_be_unassigned or not self._match_device:
@@ -178,7 +166,7 @@ class Match:
         return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
 
     def error(self, denied: Denied, key: str, what: str) -> CNIError:
-        """The error for it: `key` of the configuration led to the device, which `what` names."""
+        """The error for a denied device: `key` of the configuration led to it, `what` names it."""
         if denied.held and self._match_device:
             return CNIError(
                 Code.DEVICE_MISMATCH,
@@ -190,7 +178,7 @@ class Match:
         return self.not_assigned(text, f"{_REQUEST_ONE}, and remove the key")
 
     def not_assigned(self, text: str, remedy: str) -> CNIError:
-        """The error for what needs a device that this pod was not given."""
+        """The error for an attachment that needs a device that this pod was not given."""
         key = "unassigned_devices"
         return self.allowance.not_settable(key, text, key, remedy)
 
@@ -205,26 +193,20 @@ class Match:
             order = self._choices.ordered(self._key, order)
         return [by_hca[hca] for hca in order]
 
-    def _staleness(self, held: PodDevice, rdma: Iterable[str]) -> str | None:
-        try:
-            pod_devices.require_current(self._paths, held, rdma)
-        except Stale as stale:
-            return str(stale)
-        return None
-
-
-def _unrecorded(hca: str) -> AllocatedHCA:
-    return AllocatedHCA(id=hca, address=pci.canonical(hca) or "", netdevs=(), rdma=())
-
 
 def matched(
-    paths: Paths, request: Request, pod: Pod, *, needed: bool, wanted: bool, allowance: Allowance
+    paths: Paths,
+    request: Request,
+    pod: Pod,
+    *,
+    needed: bool,
+    match_device: bool,
+    allowance: Allowance,
 ) -> Match:
-    """The match of one ADD. CNIError 11 if it is unknown what this pod and other pods hold.
+    """The match of one ADD. Raises CNIError 11 if the pods' devices are unknown.
 
-    `needed` is true if nothing else can choose the device. `wanted` is false if the configuration
-    opts out of the match: then what the pod holds does not count. A call that names no pod is
-    about one that holds nothing.
+    `needed` is true if nothing else can choose the device. With `match_device` false the pod's
+    devices do not restrict the choice. A call that names no pod is for a pod that holds nothing.
     """
     try:
         ours = pod_devices.recorded(paths)
@@ -235,16 +217,16 @@ def matched(
         raise CNIError(Code.TRY_AGAIN, str(unknown)) from None
     return Match(
         paths,
-        holdings if wanted else PodHoldings(pod),
+        holdings if match_device else PodHoldings(pod),
         f"{request.network}/{request.ifname}",
         allowance,
         others(paths, every, holdings),
-        match_device=wanted,
+        match_device=match_device,
     )
 
 
 def require_records(paths: Paths) -> None:
-    """Raise CNIError 11 if an ADD could not tell which devices are for which pods."""
+    """Raise CNIError 11 if it is unknown which devices belong to which pods."""
     try:
         assigned(paths)
     except Unknown as unknown:
@@ -252,10 +234,7 @@ def require_records(paths: Paths) -> None:
 
 
 def without_kubelet(paths: Paths) -> str:
-    """What to add to the error for a pod that was given no device: this node has no kubelet.
-
-    "" if it has one.
-    """
+    """A sentence for errors about a pod without devices, if this node has no kubelet; else ""."""
     if paths.device_plugins.is_dir():
         return ""
     return (
@@ -265,7 +244,7 @@ def without_kubelet(paths: Paths) -> str:
 
 
 def none_given(paths: Paths, pod: Pod, what: str) -> CNIError:
-    """The error for a choice that is left to the match, if the pod holds no HCA."""
+    """The error for a pod that holds no HCA, if the match must choose one."""
     if not pod.name:
         return CNIError(
             Code.INVALID_ENVIRONMENT,
@@ -279,5 +258,5 @@ def none_given(paths: Paths, pod: Pod, what: str) -> CNIError:
 
 
 def mismatch(message: str) -> CNIError:
-    """The error for an interface on another HCA than the pod's verbs device."""
+    """CNIError 120, for an interface that is not on the pod's HCA."""
     return CNIError(Code.DEVICE_MISMATCH, message)

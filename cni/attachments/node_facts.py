@@ -1,6 +1,6 @@
-"""Which addresses the pods of this node have: by the attachments' journal, and by the kernel.
+"""The addresses of this node's pods, from the attachments' journal and from the kernel.
 
-A store of addresses that was lost or damaged is built again from this.
+A lost or damaged store of addresses is rebuilt from these facts.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from policy import rules
 
 
 def store_of(paths: Paths) -> StoreFiles:
-    """The node's store, for a process that does one call: it looks at the node when it opens it."""
+    """The node's store, for a process that does one call. It reads `look` when it is opened."""
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
 
 
@@ -40,7 +40,7 @@ def addresses_of(paths: Paths, policy: rules.Source) -> AddressPlugin:
 
 
 def look(paths: Paths) -> NodeFacts:
-    """Look at the node. What cannot be looked at is among the `unseen`."""
+    """The facts of the node. `unseen` has everything that could not be read."""
     boot = paths.boot_id()
     reservations: list[Reservation] = []
     begun: list[float] = []
@@ -62,10 +62,7 @@ def look(paths: Paths) -> NodeFacts:
 
 
 def _living(unseen: list[str]) -> Iterator[LivingAddress]:
-    """The addresses of all interfaces in network namespaces that can be seen.
-
-    Addresses of a host or a link alone are left out: no pod gets one of them.
-    """
+    """The addresses of all visible interfaces, without loopback and link-local ones."""
     for namespace in NetworkNamespace.every():
         with namespace:
             inode = namespace.inode

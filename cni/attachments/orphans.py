@@ -1,11 +1,9 @@
-"""The sweep: removes what belongs to no living sandbox, after a reboot or a kill.
+"""The sweep: removes attachments without a living sandbox, after a reboot, a kill or a failed DEL.
 
-It answers one outcome for each thing that it removed, could not remove, or could not read.
-
-A kill or a reboot is not all that leaves an attachment behind. Multus forgets what a pod has with
-its first DEL, also if that fails (unless `retryDeleteOnError` is set), and if the pod is gone from
-the API server by then, it answers the runtime's next DEL itself. So nobody repeats a DEL that
-failed, but the agent, which sweeps each minute.
+Multus forgets a pod's attachments with its first DEL, even if that fails (unless
+`retryDeleteOnError` is set). If the pod is gone from the API server by then, it answers the
+runtime's next DEL itself. So nobody repeats a failed DEL except the agent, which sweeps each
+minute.
 """
 
 import logging
@@ -28,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a sweep removed, or what it could not remove or read, and why."""
+    """The removal of one thing by a sweep, or the reason why it could not be removed or read."""
 
     text: str
     removed: bool = True
@@ -38,12 +36,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
-    """The outcomes of several plugins' sweeps, and then of the addresses of earlier boots.
+    """The outcomes of several plugins' sweeps, then of the addresses of earlier boots.
 
-    A sweep that fails does not stop the others.
-
-    Raises the first failure if there is nothing else to report. A damaged file, which every sweep
-    meets, is reported once.
+    A sweep that fails does not stop the next one. Its error is raised only without any outcome. A
+    damaged file, which every sweep finds, is reported once.
     """
     outcomes: dict[Outcome, None] = {}
     failure: CNIError | None = None
@@ -56,8 +52,8 @@ def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outc
     if any(plugin.paths.ipam.is_dir() for plugin in plugins):
         try:
             # A power cut may bring back reservations whose DEL had released them.
-            for each in addresses.release_stale():
-                text = f"released {each.address} of {each.holder}: reserved in an earlier boot"
+            for stale in addresses.release_stale():
+                text = f"released {stale.address} of {stale.holder}: reserved in an earlier boot"
                 outcomes[Outcome(text)] = None
         except CNIError as error:
             failure = failure or error
@@ -69,14 +65,14 @@ def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outc
 
 
 def sweep(plugin: InterfacePlugin) -> tuple[Outcome, ...]:
-    """Remove the plugin's attachments without a living sandbox, and strays. Raises CNIError."""
+    """Remove strays, and the plugin's attachments without a living sandbox. Raises CNIError."""
     outcomes: list[Outcome] = []
     with explained():
         boot_id = plugin.paths.boot_id()
         plugin.journal.remove_unfinished()
         for entry in plugin.journal.entries():
             if isinstance(entry, JournalDamaged):
-                text = f"{entry}: DEL of its attachment will go by the interface's mark"
+                text = f"{entry}: DEL of its attachment will find the interface by its mark"
                 outcomes.append(Outcome(text, removed=False))
             elif entry.plugin == plugin.name:
                 outcome = _sweep_entry(plugin, entry, boot_id)
@@ -99,10 +95,10 @@ def _sweep_entry(plugin: InterfacePlugin, entry: JournalEntry, boot_id: str) -> 
 
 
 class Sweeper(StepThread):
-    """Sweeps now and `every` so many seconds, until `close`, which waits for no sweep.
+    """Sweeps at once and then every `every` seconds. `close` waits for no sweep.
 
-    The log has what a sweep did, and what it could not do unless the sweep before said the same.
-    `swept` gets how much each one removed, and could not remove.
+    It logs each removal, and each failure that the previous sweep did not log already. `swept` gets
+    the numbers of removals and of failures of each sweep.
     """
 
     def __init__(
@@ -115,7 +111,7 @@ class Sweeper(StepThread):
         self._sweep = sweep
         self._swept = swept
         self._every = every
-        self._told: frozenset[str] | None = None  # None before the first sweep
+        self._logged: frozenset[str] | None = None  # `None` before the first sweep
         self.start()
 
     def step(self) -> float:
@@ -124,19 +120,19 @@ class Sweeper(StepThread):
         outcomes = self._sweep()
         removed = sum(outcome.removed for outcome in outcomes)
         self._swept(removed, len(outcomes) - removed)
-        is_first = self._told is None
-        self._tell([str(outcome) for outcome in outcomes])
+        is_first = self._logged is None
+        self._log_new([str(outcome) for outcome in outcomes])
         if removed or is_first:
             _log.info("sweep: %d removed in %.1f s", removed, time.monotonic() - started)
         return self._every
 
     def _failed(self, error: Exception) -> float:
         self._swept(0, 1)
-        self._tell([str(error)], trace=not isinstance(error, CNIError))
+        self._log_new([str(error)], trace=not isinstance(error, CNIError))
         return self._every
 
-    def _tell(self, texts: Sequence[str], *, trace: bool = False) -> None:
+    def _log_new(self, texts: Sequence[str], *, trace: bool = False) -> None:
         for text in texts:
-            if text not in (self._told or ()):
+            if text not in (self._logged or ()):
                 _log.warning("sweep: %s", text, exc_info=trace)
-        self._told = frozenset(texts)
+        self._logged = frozenset(texts)

@@ -1,6 +1,6 @@
-"""Which HCA of its pod each attachment took, so that a second ADD takes the same one.
+"""The HCA of its pod that each attachment took, so that a second ADD takes the same one.
 
-One file per pod. It stays when an attachment goes, and is removed when the kubelet no longer knows
+One file per pod. It stays when an attachment goes, and is removed when the kubelet no longer lists
 the pod:
 
     {"version": 1, "namespace": "ml", "name": "worker-0", "uid": "...",
@@ -25,8 +25,6 @@ YOUNG = 600.0  # seconds in which the kubelet may not list a new pod yet
 
 
 class ChoicesFile(msgspec.Struct, kw_only=True):
-    """The file of one pod."""
-
     version: int = VERSION
     namespace: str
     name: str
@@ -35,7 +33,7 @@ class ChoicesFile(msgspec.Struct, kw_only=True):
 
 
 class PodChoices:
-    """The choices of one pod, read when this is made. The caller has locked `lock_of` the pod."""
+    """The choices of one pod, read by the constructor. The caller has locked `lock_of` the pod."""
 
     def __init__(self, paths: Paths, pod: Pod) -> None:
         self._path = _path(paths, pod)
@@ -46,8 +44,7 @@ class PodChoices:
     def ordered(self, attachment: str, candidates: Sequence[str]) -> list[str]:
         """The candidates in the order in which this attachment tries them.
 
-        First the one that it had before, then those that no other attachment of the pod has, then
-        those that the fewest have. Equals stay in the order of `candidates`.
+        First its previous HCA, then those that the fewest attachments of the pod have.
         """
         own = self._hcas.get(attachment)
         taken = Counter(hca for name, hca in self._hcas.items() if name != attachment)
@@ -55,7 +52,7 @@ class PodChoices:
         return sorted(position, key=lambda hca: (hca != own, taken[hca], position[hca]))
 
     def record(self, attachment: str, hca: str) -> None:
-        """Write down that the attachment has the HCA. Raises OSError."""
+        """Store the HCA of the attachment. Raises OSError."""
         if self._hcas.get(attachment) == hca:
             return
         self._hcas[attachment] = hca
@@ -65,20 +62,20 @@ class PodChoices:
             uid=self._pod.uid,
             claims=self._hcas,
         )
-        # If a power cut loses the file, no pod is left either, and any HCA will do.
+        # If a power cut loses the file, no pod is left either.
         files.write_atomically(self._path, msgspec.json.encode(file), durable=False)
 
 
 def lock_of(paths: Paths, pod: Pod) -> Path:
-    """The lock file that lets one attachment of the pod choose at a time."""
+    """The lock file under which one attachment of the pod at a time chooses."""
     return paths.locks / f"pod-{_path(paths, pod).stem}"
 
 
 def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str]) -> list[Path]:
-    """Remove the files of pods that the kubelet knows neither by UID nor by (namespace, name).
+    """Remove the files of pods that the kubelet lists neither by UID nor by (namespace, name).
 
-    A name does not count once another file has a known UID and that name: a StatefulSet's new pod
-    has the name of the old one.
+    A name does not count if another file has that name and a known UID: a StatefulSet's new pod has
+    the name of the old one.
     """
     written = _files(paths)
     files_ = {path: _read(path) or ChoicesFile(namespace="", name="", uid="") for path in written}
@@ -94,7 +91,7 @@ def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str
 
 
 def _files(paths: Paths) -> dict[Path, float]:
-    """The files of all pods, and when each was written."""
+    """The files of all pods, with their modification times."""
     times = {}
     for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
         with suppress(OSError):
@@ -109,7 +106,7 @@ def _path(paths: Paths, pod: Pod) -> Path:
 
 
 def _read(path: Path) -> ChoicesFile | None:
-    """A file; None if it is missing or damaged, since it only keeps choices stable."""
+    """A file; `None` if it is missing or damaged, since it only keeps choices stable."""
     try:
         return decoding.decode(path.read_bytes(), ChoicesFile)
     except (OSError, msgspec.MsgspecError):

@@ -1,6 +1,7 @@
-"""Probes addresses that another machine may use, on the pod's interface, before they are set there:
-those that a lost machine may still use (`ipam.store.block_rows`), or all, by `"probe": "always"`.
-Announces a pod's addresses once they are set.
+"""Probes addresses that another machine may use, on the pod's interface, before they are set.
+
+These are addresses that a lost machine may still use (`ipam.store.block_rows`), or all, by
+`"probe": "always"`. Also announces a pod's addresses once they are set.
 """
 
 from cni.spec.notes import note
@@ -18,11 +19,10 @@ CARRIER_WAIT = 2.0  # seconds
 def probed(
     answer: Result, ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Link
 ) -> Result:
-    """The answer of `ipam` once no other machine has its addresses: another one, if `ipam` has
-    other addresses for one that answered. The interface is up.
+    """The answer of `ipam` once no other machine has its addresses. The interface is up.
 
-    CNIError 11 if another machine has an address. Without carrier no answer can come: then the pod
-    gets the addresses unprobed, and an event says so.
+    If a machine answers and `ipam` has other addresses, this is another answer. Raises CNIError 11
+    if there are none. Without carrier the pod gets the addresses unprobed, and an event reports it.
     """
     ready = links.await_carrier(pod, link, CARRIER_WAIT)
     if not ready.carrier:

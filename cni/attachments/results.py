@@ -1,4 +1,4 @@
-"""Makes the result of an ADD, and compares the result in a CHECK with the present state."""
+"""Makes the result of an ADD, and compares the result in a CHECK with the kernel's state."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from base.paths import Paths
-from cni.attachments.journal import Journal, JournalDamaged
+from cni.attachments.journal import Journal
 from cni.spec import result as protocol
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code, invalid_config
@@ -23,14 +23,14 @@ R = TypeVar("R")
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """The ADD's result as the runtime passes it to a CHECK, and our interface in it."""
+    """The prevResult of a CHECK, and our interface in it."""
 
     result: Result
     position: int
     interface: Interface
 
     def compare_addresses(self, pod: Rtnetlink, link: Link) -> None:
-        """Raise CNIError 102 for an address of the interface or a route that is gone."""
+        """Raise CNIError 102 for a missing address of the interface or a missing route."""
         present = interface_addresses.of(pod, link)
         for ip in self.result.ips:
             if ip.interface in (self.position, None) and ip.address not in present:
@@ -48,7 +48,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def previous_document(request: Request) -> dict[str, Any] | None:
-    """The prevResult of a request as plain values. CNIError 6 if it is not a valid result."""
+    """The prevResult as plain values. Raises CNIError 6 if it is not a valid result."""
     if request.previous_result is None:
         return None
     return request.config.at("prevResult", dict[str, Any])
@@ -58,7 +58,9 @@ def interface_of(
     paths: Paths, request: Request, *, mac: str, mtu: int, bdf: str, rdma: Iterable[str]
 ) -> Interface:
     """The interface of an ADD, with the first of its `rdma` devices that has a uverbs device."""
-    rdma_device, uverbs = uverbs_of(paths, rdma)
+    numbers = ((name, pci.uverbs_number(paths, name)) for name in rdma)
+    with_uverbs = ((name, number[0]) for name, number in numbers if number is not None)
+    rdma_device, uverbs = next(with_uverbs, ("", ""))
     return Interface(
         name=request.ifname,
         mac=mac,
@@ -70,20 +72,8 @@ def interface_of(
     )
 
 
-def uverbs_of(paths: Paths, rdma_devices: Iterable[str]) -> tuple[str, str]:
-    """The first of these RDMA devices that has a uverbs device, and that: ("mlx5_3", "uverbs3").
-
-    ("", "") if none has one.
-    """
-    for name in rdma_devices:
-        number = pci.uverbs_number(paths, name)
-        if number is not None:
-            return name, number[0]
-    return "", ""
-
-
 def hops(answer: Result) -> list[Hop]:
-    """The routes of an IPAM result. One without a gateway gets that of the addresses' family."""
+    """The routes of an IPAM result. Without a gateway, a route gets that of its family."""
     gateways: dict[int, str] = {}
     for ip in answer.ips:
         if ip.gateway:
@@ -103,10 +93,7 @@ def hops(answer: Result) -> list[Hop]:
 
 
 def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD in the request's version, appended to that of earlier plugins.
-
-    All addresses of `answer` are the interface's. `dns` has priority over the IPAM plugin's.
-    """
+    """The result of an ADD, after those of earlier plugins. `dns` overrides the IPAM plugin's."""
     result = Result(
         interfaces=(interface,),
         ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
@@ -118,7 +105,7 @@ def document(request: Request, interface: Interface, answer: Result, dns: DNS) -
 
 
 def expected(request: Request) -> Expected:
-    """The prevResult of a CHECK. CNIError 7 if it is missing, 102 if its sandbox is another one."""
+    """The prevResult of a CHECK. Raises CNIError 7 if it is missing, 102 for another sandbox."""
     previous = request.previous_result
     if previous is None:
         raise invalid_config("prevResult missing: CHECK compares with the result of ADD")
@@ -134,7 +121,7 @@ def expected(request: Request) -> Expected:
 
 
 def previous_interface(request: Request) -> Interface | None:
-    """The pod's interface of that name in the prevResult of a DEL, which may be missing."""
+    """The pod's interface of that name in the prevResult of a DEL, if any."""
     with suppress(CNIError):
         for interface in (request.previous_result or Result()).interfaces:
             if interface.name == request.ifname and interface.sandbox:
@@ -143,28 +130,23 @@ def previous_interface(request: Request) -> Interface | None:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """The plugin's record of an attachment. CNIError 102 if there is none, 113 if it is damaged."""
-    try:
-        entry = journal.read(attachment)
-        if entry is None:
-            raise differs(f"the journal has no entry for {attachment}")
-        return entry.undo_as(shape)
-    except JournalDamaged as damage:
-        raise CNIError(Code.JOURNAL_DAMAGED, str(damage)) from None
+    """The plugin's record of an attachment. Raises CNIError 102 without entry, JournalDamaged."""
+    entry = journal.read(attachment)
+    if entry is None:
+        raise differs(f"the journal has no entry for {attachment}")
+    return entry.undo_as(shape)
 
 
 def compare(where: str, settings: dict[str, tuple[object, object]]) -> None:
     """Raise CNIError 102 for the first setting whose (present, expected) values differ."""
-    for what, (present, right) in settings.items():
+    for name, (present, right) in settings.items():
         if present != right:
-            raise differs(f"{what} of {where} is {present}, {right} was set")
+            raise differs(f"{name} of {where} is {present}, {right} was set")
 
 
 def up(value: bool) -> str:
-    """An administrative state or a carrier, as texts have it."""
     return "up" if value else "down"
 
 
 def differs(message: str) -> CNIError:
-    """The error for a difference in a CHECK."""
     return CNIError(Code.CHECK_FAILED, message)

@@ -1,4 +1,4 @@
-"""The sandbox of an attachment: whether it still exists, and what a dead one has or returns."""
+"""The sandbox of an attachment: whether it still exists, and the namespaces to search."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,15 +17,9 @@ PATIENCE = timedelta(seconds=30)  # for the kernel to tear a namespace down
 
 
 def lives(entry: JournalEntry, boot_id: str) -> bool:
-    """Whether the sandbox of an attachment may still exist."""
-    return entry.boot_id == boot_id and namespace_lives(entry)
-
-
-def namespace_lives(entry: JournalEntry) -> bool:
-    """Whether the entry's namespace still exists: at its path, or with a process in it.
-
-    A path that is missing only where we look from (in a container's mounts) proves nothing.
-    """
+    """Whether the sandbox of an attachment may exist: at its path, or with a process in it."""
+    if entry.boot_id != boot_id:
+        return False
     try:
         with NetworkNamespace.open(entry.netns) as namespace:
             if namespace.identity == entry.netns_identity:
@@ -36,7 +30,7 @@ def namespace_lives(entry: JournalEntry) -> bool:
         inhabited = NetworkNamespace.find(entry.netns_identity)
     except HostError:
         return True
-    if inhabited is None:
+    if inhabited is None:  # the path may be missing only in our own mounts
         return not proves_absence(entry.netns, entry.netns_seen_from)
     with inhabited:
         return True
@@ -65,7 +59,7 @@ def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list
                 descriptor = request.netns_descriptor if path == request.netns else None
                 keep(NetworkNamespace.open(path, descriptor))
         identity = entry.netns_identity if entry else ""
-        if identity and identity not in [each.namespace.identity for each in namespaces]:
+        if identity and identity not in [namespace.identity for namespace, _ in namespaces]:
             nameless = NetworkNamespace.find(identity)
             if nameless is not None:
                 keep(nameless)
@@ -75,8 +69,8 @@ def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list
 def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
     """Decide about an interface that is neither in the pod nor on the host.
 
-    Its namespace is being torn down, and until it is back its address is in use: HostError. The
-    kernel may also have destroyed it with the namespace, so this returns once PATIENCE is over.
+    Its namespace is being torn down, and its address stays in use until it is back: HostError. The
+    kernel may also have destroyed it with the namespace, so this returns after PATIENCE.
     """
     now = datetime.now(UTC)
     if entry.phase is Phase.ATTACHED:

@@ -1,9 +1,10 @@
 """The child interface: made on the host, moved into the pod, configured, recognised, removed.
 
-Names prove nothing, so a child is recognised by a mark:
-- before the move it has a temporary name made of the attachment's key, on the host;
-- the message that moves it also sets an alias made of the same key. So an IPoIB interface *on the
-  host* with one of our aliases has come back from a dead namespace.
+A name does not identify a child, so it has a mark:
+
+- before the move, on the host, it has a temporary name made of the attachment's key;
+- the message that moves it also sets an alias made of the same key. So an IPoIB interface on the
+  host with such an alias has come back from a dead namespace.
 
 Deleting a namespace does not delete an IPoIB child in it: some time later the kernel moves it to
 the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
@@ -14,9 +15,15 @@ import socket
 
 import msgspec
 
+from cni.attachments import results
+from cni.attachments.journal import Journal
+from cni.attachments.lifecycle import sandbox_of
+from cni.attachments.results import differs
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
 from cni.spec.attachment import Attachment
+from cni.spec.request import Request
+from cni.spec.result import Interface
 from host import netdev_move
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
@@ -28,11 +35,11 @@ from host.netlink.sockets import Rtnetlink
 ALIAS_PREFIX = netdev_move.ALIAS_PREFIX
 TEMPORARY_PREFIX = netdev_move.TEMPORARY_PREFIX
 LINK_LOCAL = bytes.fromhex("fe80000000000000")  # fe80::/64
-RETURN_TIME = 3.0  # seconds; a namespace is torn down in the background, seen to take up to 2
+RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, in up to 2
 
 
 class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the journal keeps of a child, for CHECK and to recognise it."""
+    """The journal's record of a child, to compare and recognise it."""
 
     parent: str
     pkey: int
@@ -44,12 +51,11 @@ class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def segment(self) -> str:
-        """The parent and the P_Key: children with the same segment hear each other."""
+        """The parent and the P_Key: children with the same segment reach each other."""
         return f"{self.parent} {self.pkey:#06x}"
 
 
 def record_of(plan: ChildPlan, options: IpoibOptions) -> ChildRecord:
-    """The record of a child that is not attached yet."""
     return ChildRecord(
         parent=plan.parent.name,
         pkey=plan.pkey,
@@ -94,10 +100,7 @@ def configure(
     *,
     set_addresses: bool = True,
 ) -> Link:
-    """Add the addresses and set the child up. Answers it as it is then.
-
-    Without `set_addresses` it has all but these, so that they can be probed.
-    """
+    """Add the addresses, unless they must be probed first, and set the child up."""
     sysctls = [Sysctl(4, "proxy_arp", "1")] if options.proxy_arp else []
     return interface_addresses.configure(
         pod,
@@ -114,8 +117,8 @@ def configure(
 def link_local(child: Link) -> str:
     """An IPv6 link-local address (CIDR) that no other child has.
 
-    The kernel derives one from the port's GUID (addrconf_ifid_infiniband), which all children of
-    a port share: only the first would pass duplicate detection. The queue pair number differs, so
+    The kernel derives one from the port's GUID (addrconf_ifid_infiniband), which all children of a
+    port share, so only the first would pass duplicate detection. The queue pair number differs. So
     the interface identifier is a hash of the whole 20-byte hardware address, with the bit of a
     universally administered identifier cleared (RFC 7136, RFC 4291 appendix A).
     """
@@ -125,10 +128,10 @@ def link_local(child: Link) -> str:
 
 
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
-    """Whether an interface is this attachment's child, by kind and mark, never by name alone.
+    """Whether an interface is this attachment's child, by kind and mark, or by kind and `mac`.
 
-    A pod can overwrite the mark. `mac`, the address in the journal, counts too where it is given:
-    for the attachment's own namespace, and for interfaces that come back from it.
+    A pod can overwrite the mark. `mac` is given for the attachment's own namespace, and for
+    interfaces that come back from it.
     """
     marked = link.alias == Mark(attachment.key).alias
     remarked = mac != "" and link.mac == mac and not _has_mark(link)
@@ -136,35 +139,30 @@ def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
 
 
 def unmarked(route: Rtnetlink, mac: str, name: str = "") -> Link | None:
-    """The child without a mark of ours that has that address, else the one of that name."""
-    found = [each for each in links.every(route, "ipoib") if each.parent and not _has_mark(each)]
-    by_mac = [each for each in found if each.mac == mac]
-    return next(iter(by_mac or [each for each in found if each.name == name]), None)
+    """The child without a mark of ours with that address, or else the one with that name."""
+    found = [link for link in links.every(route, "ipoib") if link.parent and not _has_mark(link)]
+    by_mac = [link for link in found if link.mac == mac]
+    return next(iter(by_mac or [link for link in found if link.name == name]), None)
 
 
 def _has_mark(link: Link) -> bool:
     return link.alias.startswith(ALIAS_PREFIX) or link.name.startswith(TEMPORARY_PREFIX)
 
 
-def _is_unmarked(link: Link, attachment: Attachment) -> bool:
-    """Whether this is the child without its mark: not moved yet, or moved and not renamed.
-
-    An administrator could use the temporary name, so it must also be a child without an alias.
-    """
-    name = Mark(attachment.key).temporary_name
-    return link.name == name and link.parent != 0 and not link.alias
-
-
 def remove(
     route: Rtnetlink, attachment: Attachment, mac: str = "", *, on_host: bool = False
 ) -> bool:
-    """Delete the child where `route` leads, also if it was renamed there. Answers whether it was
-    there. `mac` as for `is_ours`; on the host only what is down has come back.
+    """Delete the child in the socket's namespace, under any name. Returns whether it was there.
+
+    `mac` as for `is_ours`. On the host it counts only for an interface that is down.
     """
     removed = False
+    temporary_name = Mark(attachment.key).temporary_name
     for link in links.every(route, "ipoib"):
         own_mac = "" if on_host and link.up else mac
-        if _is_unmarked(link, attachment) or is_ours(link, attachment, own_mac):
+        # An administrator may use the temporary name, so it must be a child without an alias.
+        unmoved = link.name == temporary_name and link.parent != 0 and not link.alias
+        if unmoved or is_ours(link, attachment, own_mac):
             link_changes.delete(route, link)
             removed = True
     return removed
@@ -174,3 +172,38 @@ def returned(host: Rtnetlink) -> list[Link]:
     """The marked children that came back to the host."""
     found = links.every(host, "ipoib")
     return [link for link in found if link.alias.startswith(ALIAS_PREFIX) and link.parent]
+
+
+def check(journal: Journal, attachment: Attachment, request: Request) -> None:
+    """Raise CNIError 102 for the first difference, 7 if prevResult is missing."""
+    expected = results.expected(request)
+    record = results.recorded(journal, attachment, ChildRecord)
+    with sandbox_of(request) as sandbox:
+        link = links.find(sandbox.pod, request.ifname)
+        if link is None:
+            raise differs(f'interface "{request.ifname}" is gone from the pod')
+        parent = links.find(sandbox.host, record.parent)
+        if parent is None:
+            raise differs(f'parent "{record.parent}" is gone from the host')
+        _compare(link, attachment, parent, record, expected.interface)
+        expected.compare_addresses(sandbox.pod, link)
+
+
+def _compare(
+    link: Link, attachment: Attachment, parent: Link, record: ChildRecord, interface: Interface
+) -> None:
+    results.compare(
+        f'"{link.name}"',
+        {
+            "kind": (link.kind, "ipoib"),
+            "alias": (link.alias, Mark(attachment.key).alias),
+            "parent": (link.parent, parent.index),
+            "P_Key": (f"{link.pkey or 0:#06x}", f"{record.pkey:#06x}"),
+            "mode": (link.mode, record.mode),
+            "umcast": (link.umcast, record.umcast),
+            "mtu": (link.mtu, interface.mtu or record.mtu),
+            "mac": (link.mac, interface.mac or link.mac),
+            "administrative state": (results.up(link.up), "up"),
+            "carrier": (results.up(link.carrier), "up"),
+        },
+    )

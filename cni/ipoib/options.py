@@ -36,7 +36,7 @@ _MAC_PATHS = (
 
 
 class IpoibKeys(msgspec.Struct, kw_only=True):
-    """The keys of the plugin as users write them; `IpoibOptions` is what they mean."""
+    """The keys of the plugin, as users write them. `IpoibOptions` has the checked values."""
 
     master: str | Annotated[list[str], Meta(max_length=limits.MASTERS)] = ""
     pkey: int | str | None = None
@@ -54,14 +54,14 @@ KNOWN = frozenset({"ipam", *IpoibKeys.__struct_fields__})
 
 
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None takes the parent's value.
+    """A valid configuration. A value of `None` means the parent's value.
 
     `umcast` is off by default: with it the kernel does not join the multicast groups that another
     interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). The child
     would not even receive IPv6's all-nodes group.
     """
 
-    masters: tuple[str, ...]  # () is a parent on one of the pod's HCAs
+    masters: tuple[str, ...]  # () means a parent on one of the pod's HCAs
     device_id: DeviceId  # the kubelet's; "" if the runtime passed none
     match_device: bool  # the parent must be on an HCA of the pod, if the pod has any
     pkey: PKey | None
@@ -70,35 +70,38 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None
     proxy_arp: bool
     accept_ra: bool  # also with IPv6 addresses from the IPAM plugin
-    carrier_wait: float  # seconds, 0 does not wait
+    carrier_wait: float  # seconds
     ipam_type: str  # "" for an interface without addresses
     dns: DNS
     pod: Pod = Pod()
 
 
 def read(request: Request) -> IpoibOptions:
-    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, naming key and remedy."""
+    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, with key and remedy."""
     if request.arguments.mac:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")
     options = request.config.derived(_read)
     return msgspec.structs.replace(options, pod=request.arguments.pod)
 
 
-def allowed(wanted: IpoibOptions, allowance: Allowance) -> Allowance:
-    """The allowance with these options, as far as no parent is needed to tell. CNIError 121."""
-    allowance.require_match(match_device=wanted.match_device)
-    for key, is_on in (("proxy_arp", wanted.proxy_arp), ("accept_ra", wanted.accept_ra)):
+def allowed(options: IpoibOptions, allowance: Allowance) -> Allowance:
+    """The allowance with those of the options that need no parent. Raises CNIError 121."""
+    allowance.require_match(match_device=options.match_device)
+    for key, is_on in (("proxy_arp", options.proxy_arp), ("accept_ra", options.accept_ra)):
         if is_on:
             allowance.require_option(key, True, key, "true")
-    if wanted.pkey is None:
+    if options.pkey is None:
         return allowance
-    return allowance.using("pkeys", wanted.pkey, "pkey", f"{wanted.pkey:#06x}")
+    return allowance.using("pkeys", options.pkey, "pkey", f"{options.pkey:#06x}")
 
 
 def _read(network: NetworkConfig) -> IpoibOptions:
     written = config.convert(network.keys, IpoibKeys)
     config.refuse_misspelt(network.keys, KNOWN)
-    _refuse_mac(network)
+    for path in _MAC_PATHS:
+        if network.at(path, str):
+            raise invalid_config(f'"{path}": {_NO_MAC}')
+    pkey = config.pkey(written.pkey)
     ipam_type = network.at("ipam.type", str) or ""
     if ipam_type == "dhcp":
         raise invalid_config(
@@ -109,7 +112,8 @@ def _read(network: NetworkConfig) -> IpoibOptions:
         masters=_masters(written.master),
         device_id=_device_id(network),
         match_device=written.match_device,
-        pkey=_pkey(written.pkey),
+        # The kernel makes every child a full member (ipoib_vlan.c).
+        pkey=None if pkey is None else PKey(pkey | 0x8000),
         mode=_mode(written.mode),
         umcast=written.umcast,
         mtu=_mtu(written.mtu),
@@ -131,7 +135,9 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     if names == (AUTO,):
         return ()
     if AUTO in names:
-        raise invalid_config('"master": "auto" stands alone: remove it, or the others')
+        raise invalid_config(
+            '"master": "auto" must be the only entry: remove it, or all other entries'
+        )
     for name in names:
         config.require_interface_name(name, "master")
     return names
@@ -143,12 +149,6 @@ def _device_id(network: NetworkConfig) -> DeviceId:
         listed = ", ".join(f'"{path}" is "{device_id}"' for path, device_id in ids.items())
         raise invalid_config(f"{listed}: they must name the same device, or leave one out")
     return next(iter(ids.values()), DeviceId(""))
-
-
-def _pkey(written: int | str | None) -> PKey | None:
-    pkey = config.pkey(written)
-    # The kernel makes every child a full member (ipoib_vlan.c).
-    return None if pkey is None else PKey(pkey | 0x8000)
 
 
 def _mode(mode: str | None) -> str | None:
@@ -179,9 +179,3 @@ def _carrier_wait(seconds: bool | float) -> float:
             f"to {LONGEST_CARRIER_WAIT:g}, true for {DEFAULT_CARRIER_WAIT:g}"
         )
     return float(seconds)
-
-
-def _refuse_mac(network: NetworkConfig) -> None:
-    for path in _MAC_PATHS:
-        if network.at(path, str):
-            raise invalid_config(f'"{path}": {_NO_MAC}')

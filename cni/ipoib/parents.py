@@ -1,4 +1,4 @@
-"""Chooses the parent and plans the child on it, or says why not (P_Key table, MTU, HCA)."""
+"""Chooses the parent and plans the child on it, or reports the obstacle (P_Key table, MTU, HCA)."""
 
 import msgspec
 
@@ -19,9 +19,9 @@ UD_MTU = 4092  # a 4096 byte InfiniBand MTU less IPoIB's header of 4
 
 
 class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The child to be made."""
+    """The plan of a child that can be made."""
 
-    options: IpoibOptions  # with what rules put in
+    options: IpoibOptions  # with the values that rules fix
     parent: Link
     port: infiniband.IpoibPort | None
     pkey: int
@@ -30,7 +30,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     umcast: bool
     bdf: str
     hca: str  # host.sysfs.discovery.HCA.id of the HCA under the parent, "" if it has none
-    allowance: Allowance = Allowance()  # what the attachment may use beside it
+    allowance: Allowance = Allowance()  # of the attachment, for its addresses
 
     @property
     def rdma(self) -> tuple[str, ...]:
@@ -45,10 +45,11 @@ def choose(
     request: Request | None = None,
     match: Match | None = None,
 ) -> ChildPlan:
-    """The first of the masters that can have the child, on an HCA of the pod if it holds any.
+    """The plan on the first of the masters that can have the child.
 
-    An ADD passes its request and the match of its pod. Raises CNIError with the reason for each
-    master that cannot: 7, 11 if waiting may help, 120 if only other HCAs than the pod's can.
+    An ADD passes its request and the match of its pod: if the pod holds HCAs, the parent must be on
+    one of them. Raises CNIError with a reason for each master: 7, 11 if waiting may help, 120 if
+    only HCAs that the pod does not hold could serve.
     """
     refusals: list[CNIError] = []
     for name in options.masters or _given_parents(route, paths, options, match):
@@ -68,7 +69,6 @@ def _child_on(
     request: Request | None,
     match: Match | None,
 ) -> ChildPlan:
-    """The child on this parent. Raises CNIError."""
     parent = _parent(route, name)
     plan = _plan(paths, parent, options)
     if match is not None and request is not None:
@@ -85,16 +85,16 @@ def _child_on(
 
 
 def _parent(route: Rtnetlink, name: str) -> Link:
-    """The IPoIB interface of that name. CNIError 7 if it cannot be a parent."""
+    """The IPoIB interface of that name. Raises CNIError 7 if it cannot be a parent."""
     parent = links.find(route, name)
     if parent is None:
-        said = "does not exist"
+        reason = "does not exist"
     elif parent.kind == "macvlan":
-        said = "is a macvlan, not an IPoIB interface"
+        reason = "is a macvlan, not an IPoIB interface"
     elif parent.link_type != links.ARPHRD_INFINIBAND:
-        said = f"has link type {parent.link_type_name}, not infiniband"
+        reason = f"has link type {parent.link_type_name}, not infiniband"
     elif parent.kind != "ipoib":
-        said = f'is of kind "{parent.kind}", not ipoib'
+        reason = f'is of kind "{parent.kind}", not ipoib'
     elif parent.parent:
         raise invalid_config(
             f'parent "{name}" is itself the child of another IPoIB interface, and a child can '
@@ -102,17 +102,13 @@ def _parent(route: Rtnetlink, name: str) -> Link:
         )
     else:
         return parent
-    raise invalid_config(f'parent "{name}" {said}: {_others(route)}')
+    raise invalid_config(f'parent "{name}" {reason}: {_possible_parents(route)}')
 
 
 def _given_parents(
     route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None
 ) -> list[str]:
-    """The parents on the HCAs that the pod holds, in the order in which they are tried.
-
-    Those on ACTIVE ports come first: the children of others have no carrier. Without a `match`
-    (STATUS) the parents on all HCAs.
-    """
+    """The parents on the pod's HCAs, those on ACTIVE ports first; without `match` on all HCAs."""
     by_hca: dict[str, list[tuple[int, str]]] = {}
     active = set()
     for link in links.every(route, "ipoib"):
@@ -125,7 +121,7 @@ def _given_parents(
     if match is None:
         names = [name for parents in by_hca.values() for _, name in sorted(parents)]
         if not names:
-            raise CNIError(Code.INVALID_CONFIG, f'"master": "auto": {_others(route)}')
+            raise invalid_config(f'"master": "auto": {_possible_parents(route)}')
         return sorted(names, key=lambda name: name not in active)
     held = match.candidates(options.device_id)
     if not held:
@@ -133,16 +129,15 @@ def _given_parents(
     names = [name for hca in held for _, name in sorted(by_hca.get(hca.device.id, ()))]
     if not names:
         listed = ", ".join(map(str, held))
-        raise CNIError(
-            Code.DEVICE_MISMATCH,
+        raise mismatch(
             f'"master": "auto": no IPoIB interface of the host is on {listed}, which the pod was '
-            f"given: {_others(route)}",
+            f"given: {_possible_parents(route)}"
         )
     return sorted(names, key=lambda name: name not in active)
 
 
 def _require_own_hca(plan: ChildPlan, match: Match) -> None:
-    """Raise CNIError if the parent's HCA is not the pod's, or is exclusively another pod's."""
+    """Raise CNIError if the pod holds HCAs but not this one, or if another pod holds it."""
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:
@@ -153,10 +148,7 @@ def _require_own_hca(plan: ChildPlan, match: Match) -> None:
 
 
 def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:
-    """The plan with what rules put in, and what the attachment may use beside it.
-
-    NotAllowed if no rule has it.
-    """
+    """The plan with the values that rules fix. Raises NotAllowed if no rule allows it."""
     parent = plan.parent
     allowance = match.using(plan.hca, "master", parent.name, parent=parent.name)
     fixed = allowance.filled(request.config.keys, ("pkey", "mtu", "proxy_arp"))
@@ -214,7 +206,7 @@ def _require_possible(plan: ChildPlan) -> None:
 
 
 def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
-    """Why a child that is up has no carrier, by what sysfs shows."""
+    """Why a child that is up has no carrier, from sysfs."""
     if parent is None:
         return f'parent "{plan.parent.name}" is gone'
     port = infiniband.port_of(paths, parent)
@@ -226,15 +218,15 @@ def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
     if not port.has_pkey(plan.pkey):
         return f"P_Key {plan.pkey:#06x} has left the table of {at}"
     if not port.sm_lid:
-        return f"{at} knows no subnet manager: start one"
+        return f"{at} has no subnet manager: start one"
     return (
         f"{at} is ACTIVE, but the broadcast group of P_Key {plan.pkey:#06x} could not be "
         "joined: see the subnet manager's partitions (ipoib flag, rate, mtu) and dmesg"
     )
 
 
-def _others(route: Rtnetlink) -> str:
-    """The IPoIB interfaces that could be parents, as an error names them."""
+def _possible_parents(route: Rtnetlink) -> str:
+    """The IPoIB interfaces that could be parents, for an error text."""
     names = [link.name for link in links.every(route, "ipoib") if not link.parent]
     if not names:
         return (

@@ -1,7 +1,7 @@
-"""The plugin `ipoib`: what happens to a pod, in order.
+"""The plugin `ipoib`: the steps of each verb, in order.
 
-If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reverse. What a killed
-process leaves is in the journal: the next DEL, GC or sweep undoes it from there.
+If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reverse. If the process
+is killed, the next DEL, GC or sweep undoes them from the journal.
 """
 
 from contextlib import ExitStack, suppress
@@ -17,7 +17,7 @@ from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_records
 from cni.attachments.sandbox import await_return, namespaces_of
-from cni.ipoib import child, child_check, options, parents
+from cni.ipoib import child, options, parents
 from cni.ipoib.child import ChildRecord
 from cni.ipoib.options import IpoibOptions
 from cni.ipoib.parents import ChildPlan
@@ -39,8 +39,6 @@ from policy.allowance import Allowance
 
 
 class IPoIB(InterfacePlugin):
-    """The plugin on one node, with the files that `paths` names."""
-
     name: ClassVar = "ipoib"
 
     def add(self, request: Request) -> dict[str, Any]:
@@ -83,14 +81,14 @@ class IPoIB(InterfacePlugin):
                 self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
             )
             document = results.document(request, interface, answer, wanted.dns)
-            interrupts.hold()  # from here on the call is answered as attached
+            interrupts.hold()  # from here on the call reports success
             record = msgspec.structs.replace(record, mac=ready.mac)
             self.journal.write(entry.attached(record, cidrs, record.segment))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
         """Delete the attachment's child: in the pod, on the host, or when it comes back from a
-        namespace that is being torn down. HostError while it has not come back yet.
+        namespace that is being torn down. Raises HostError while it has not come back yet.
         """
         mac = _recorded_mac(entry)
         removed = False
@@ -111,10 +109,9 @@ class IPoIB(InterfacePlugin):
                 await_return(self.journal, entry, f'"{entry.ifname}"')
 
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """The entry of a child that ipoib-cni made. It kept no files, so the ADD's result counts.
+        """The entry of a child that ipoib-cni made: the child in the ADD's result.
 
-        A runtime passes no result before CNI 0.4. Then the child in the pod with the interface's
-        name counts, as for ipoib-cni.
+        A runtime passes no result before CNI 0.4. Then it is the child with the interface's name.
         """
         previous = results.previous_interface(request)
         if previous is None and versions.at_least(request.cni_version, "0.4.0"):
@@ -143,14 +140,11 @@ class IPoIB(InterfacePlugin):
 
     def _has(self, mac: str) -> bool:
         """Whether an attachment in the journal has the child with that address."""
-        entries = [each for each in self.journal.entries() if isinstance(each, JournalEntry)]
-        return any(each.plugin == self.name and _recorded_mac(each) == mac for each in entries)
+        entries = (entry for entry in self.journal.entries() if isinstance(entry, JournalEntry))
+        return any(entry.plugin == self.name and _recorded_mac(entry) == mac for entry in entries)
 
     def remove_strays(self) -> list[str]:
-        """Delete the children that dead namespaces gave back; their names.
-
-        A DEL may wait just now for the child of an attachment that is in the journal: that stays.
-        """
+        """Delete the children that dead namespaces gave back, unless a DEL may wait for one."""
         removed = []
         with netlink() as host:
             returned = child.returned(host)
@@ -168,9 +162,9 @@ class IPoIB(InterfacePlugin):
         return removed
 
     def compare(self, attachment: Attachment, request: Request) -> None:
-        """Compare the child with the record and prevResult. CNIError 102 for a difference."""
+        """Raise CNIError 102 if the child differs from the record or prevResult."""
         options.read(request)
-        child_check.check(self.journal, attachment, request)
+        child.check(self.journal, attachment, request)
 
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a child could be made now: a parent that is up, an active port."""
@@ -187,13 +181,13 @@ class IPoIB(InterfacePlugin):
     def _choose(
         self, host: Rtnetlink, request: Request, wanted: IpoibOptions, allowance: Allowance
     ) -> ChildPlan:
-        """The parent, on an HCA that the pod holds if it holds any."""
+        """The plan, on an HCA of the pod if it holds any."""
         match = matched(
             self.paths,
             request,
             wanted.pod,
             needed=not wanted.masters,
-            wanted=wanted.match_device,
+            match_device=wanted.match_device,
             allowance=allowance,
         )
         with match.choosing():
@@ -202,7 +196,7 @@ class IPoIB(InterfacePlugin):
         return plan
 
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
-        """The child with carrier, or after no wait at all. CNIError 11 if it gets none."""
+        """The child with carrier, at once if the wait is 0. Raises CNIError 11 without carrier."""
         seconds = plan.options.carrier_wait
         ready = links.await_carrier(sandbox.pod, moved, seconds)
         if ready.carrier or not seconds:
@@ -217,7 +211,7 @@ class IPoIB(InterfacePlugin):
 
 
 def _returned(mac: str, seconds: float) -> Link | None:
-    """The unmarked child of a dead namespace with that address, once the host has it."""
+    """The unmarked child with that address, once a dead namespace has given it back to the host."""
     if not mac:
         return None
     with netlink() as host:

@@ -42,7 +42,7 @@ short await(const struct agent *agent, int descriptor, short events)
     }
 }
 
-/* A descriptor that is not one of the standard three, of which the runtime may have closed some. */
+/* The descriptor moved above the standard three, which the runtime may have closed. */
 static int above_standard(int descriptor)
 {
     if (descriptor < 0 || descriptor > STDERR_FILENO)
@@ -52,7 +52,7 @@ static int above_standard(int descriptor)
     return higher;
 }
 
-/* CNI_NETNS, opened where the runtime's path leads somewhere: the agent's root may be another. */
+/* CNI_NETNS, opened in the runtime's root: the agent may have another one. */
 static int open_netns(void)
 {
     const char *path = getenv("CNI_NETNS");
@@ -71,7 +71,7 @@ static int connect_to(const struct agent *agent)
 
     if (peer < 0)
         return -1;
-    /* While the backlog is full connect(2) waits for so long, in the queue; 0 would be for ever. */
+    /* connect(2) waits this long while the backlog is full; 0 would have no end. */
     left = left < 1 ? 1 : left < CONNECT_MILLISECONDS ? left : CONNECT_MILLISECONDS;
     struct timeval patience = {.tv_sec = left / 1000, .tv_usec = left % 1000 * 1000};
     setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
@@ -86,7 +86,7 @@ static int connect_to(const struct agent *agent)
     return peer;
 }
 
-/* Whether the process that listens there may be told everything, and believed. */
+/* Whether the listening process may read the request and is allowed to answer it. */
 static bool trusted(int peer, struct text *why)
 {
     struct ucred listener = {.uid = (uid_t)-1};
@@ -97,12 +97,12 @@ static bool trusted(int peer, struct text *why)
         return true;
     add(why, " is run by uid ");
     add_number(why, listener.uid);
-    add(why, ", not by root, and was told nothing: end it, and " START);
+    add(why, ", not by root, and got no request: end it, and " START);
     return false;
 }
 
-/* Send the request, and the namespace with its first byte. 0, or why not all is sent: an error,
- * ETIMEDOUT, or EALREADY if it answers already or is gone, which reading the answer will show. */
+/* Send the request, and the namespace with its first byte. Returns 0, an errno, ETIMEDOUT, or
+ * EALREADY if the agent answers already or has gone: reading the answer shows which. */
 static int send_request(const struct agent *agent, int peer, const struct request *request,
                         int netns)
 {
@@ -148,8 +148,8 @@ static int send_request(const struct agent *agent, int peer, const struct reques
 struct source {
     const struct agent *agent;
     int peer;
-    bool reset; /* instead of an answer: the agent ended before it had read the request */
-    bool begun; /* an answer */
+    bool reset; /* the agent ended before it had read the request */
+    bool begun; /* the answer has begun */
 };
 
 static ssize_t receive(void *from, void *to, size_t room)
@@ -169,8 +169,8 @@ static ssize_t receive(void *from, void *to, size_t room)
     }
 }
 
-/* Why there is no connection, and whether an agent may come: a socket without a server is one that
- * an agent left, and it leaves none on a node that podfabric has left. */
+/* Explain the failed connection. An agent may come back if its socket exists: on a node that
+ * podfabric has left, the socket is removed. */
 static enum outcome unreachable(int error, struct text *why)
 {
     add(why, error == EAGAIN ? " does not take the connection" : " cannot be reached");
@@ -179,7 +179,7 @@ static enum outcome unreachable(int error, struct text *why)
     return error == EAGAIN || error == ECONNREFUSED ? AWAY : FAILED;
 }
 
-/* The conversation on a connection. */
+/* Send the request on a connection and read the answer. */
 static enum outcome converse(struct source *source, const struct request *request, int netns,
                              struct answer *answer, struct text *why)
 {
@@ -198,10 +198,10 @@ static enum outcome converse(struct source *source, const struct request *reques
         return answer->status == STATUS_LEAVING ? LEAVING : ANSWERED;
     case CUT_SHORT:
         add(why, " ended the connection before its answer was whole: " LOOK);
-        /* Half a request is not begun, and the kernel resets a connection with unread bytes. */
+        /* No agent begins half a request, and the kernel resets a connection with unread bytes. */
         return !source->begun && (error == EALREADY || source->reset) ? AWAY : DIED;
     case GARBAGE:
-        add(why, " answered what no agent answers (");
+        add(why, " sent an invalid answer (");
         add(why, answer->wrong);
         add(why, "): " REINSTALL);
         return FAILED;

@@ -1,4 +1,4 @@
-/* The conversation with the agent: one question, one answer, and one deadline for both. */
+/* The exchange with the agent: one request, one answer, and one deadline for both. */
 #ifndef PODFABRIC_AGENT_H
 #define PODFABRIC_AGENT_H
 
@@ -10,26 +10,27 @@
 #endif
 
 struct agent {
-    const char *path;      /* of its socket, short enough for an address */
+    const char *path;      /* of its socket, short enough for a sockaddr_un */
     unsigned long seconds; /* for the whole call */
-    int64_t deadline;      /* their end, by `now` */
+    int64_t deadline;      /* the end of these seconds, as `now` counts */
 };
 
 enum outcome {
     ANSWERED,
-    LEAVING, /* the answer says that nothing was begun: the next agent may do it */
-    AWAY,    /* its socket is there, but no agent has begun the call: the next one may do it */
-    DIED,    /* it may have done it, and does it no more: the next one is told so */
-    FAILED,  /* there is no agent, or no answer of it, and to ask again is of no use */
+    LEAVING, /* the agent refused before it began the call: the next agent may run it */
+    AWAY,    /* the socket exists, but no agent has begun the call: the next agent may run it */
+    DIED,    /* the agent died and may have run the call: the next agent gets it with its time */
+    FAILED,  /* without an agent or its answer, and a second attempt would not help */
 };
 
 /* Milliseconds on the monotonic clock. */
 int64_t now(void);
 
-/* What poll(2) says of the descriptor; 0 once the deadline is over. */
+/* The events of poll(2) on the descriptor; 0 after the deadline. */
 short await(const struct agent *agent, int descriptor, short events);
 
-/* If there is no answer, `why` is the CNI error that says so, up to its message's end. */
+/* Send the request and read the answer. Without an answer `why` becomes a CNI error, up to the end
+ * of its message. */
 enum outcome ask(const struct agent *agent, const struct request *request, struct answer *answer,
                  struct text *why);
 

@@ -62,7 +62,7 @@ static const char *check(const struct answer *answer, const uint8_t *magic)
     if (answer->exit_code > MAX_EXIT_CODE)
         return "its exit code is above 255";
     if (answer->status != STATUS_ANSWERED && answer->exit_code == 0)
-        return "it refuses with success";
+        return "it refuses with exit code 0";
     if (answer->stderr_length > MAX_STDERR || answer->stdout_length > MAX_STDOUT)
         return "it is longer than an answer may be";
     return NULL;

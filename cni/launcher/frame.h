@@ -1,6 +1,7 @@
 /*
- * What launcher and agent say to each other: agent/serve/framing.py describes it, and is the other side.
- * A header is four bytes of magic and four numbers of 32 bits, most significant byte first.
+ * The messages between launcher and agent. agent/serve/framing.py describes and implements the
+ * agent's side. A header is four bytes of magic and four numbers of 32 bits, most significant byte
+ * first.
  */
 #ifndef PODFABRIC_FRAME_H
 #define PODFABRIC_FRAME_H
@@ -25,12 +26,12 @@ enum {
 
 enum status { STATUS_ANSWERED, STATUS_REFUSED, STATUS_LEAVING };
 
-/* Both are too large for a stack; as static zeros they cost the pages that are used. */
+/* Both are too large for a stack. As static zeros they cost only the pages in use. */
 
 struct request {
     uint8_t head[HEADER_SIZE + MAX_NAME + MAX_ENVIRON]; /* header, name, environment */
     size_t head_length;
-    char config[MAX_CONFIG + 1]; /* standard input; one byte more shows that it is too much */
+    char config[MAX_CONFIG + 1]; /* standard input; a byte in excess shows that it is too long */
     size_t config_length;
     int stdin_errno;
 };
@@ -38,21 +39,21 @@ struct request {
 struct answer {
     uint32_t status, exit_code, stderr_length, stdout_length;
     uint8_t body[MAX_STDERR + MAX_STDOUT]; /* standard error, standard output */
-    const char *wrong;                     /* what makes it no answer, if it is none */
+    const char *wrong;                     /* the reason why it is invalid, or NULL */
 };
 
-/* How much of the configuration is sent. */
+/* The number of bytes of the configuration that are sent. */
 size_t config_sent(const struct request *request);
 
-/* Put what goes before the configuration into `head`; false if the environment is too much. */
+/* Write header, name and environment into `head`; false if the environment is too large. */
 bool pack(struct request *request, const char *name, char *const *environment);
 
-/* Bytes of an answer, as read(2) gives them; ETIMEDOUT says that they come too late. */
+/* Reads bytes of an answer, like read(2); ETIMEDOUT means that they come too late. */
 typedef ssize_t reader(void *from, void *to, size_t room);
 
 enum reading { WHOLE, CUT_SHORT, LATE, GARBAGE };
 
-/* All of an answer. Only a WHOLE one may be used. */
+/* Read an answer. Only a WHOLE one may be used. */
 enum reading read_answer(reader *read, void *from, struct answer *answer);
 
 #endif

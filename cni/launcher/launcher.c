@@ -1,11 +1,10 @@
 /*
- * The executable that a container runtime starts, under the name of each plugin: it hands the call
- * to this node's agent and prints what the agent answers. It is static and reads nothing but its
- * environment, standard input and one socket, so that it starts in any root file system and costs
- * as little as a process can. VERSION is answered here.
+ * The executable that a container runtime starts, under the name of each plugin: it sends the call
+ * to this node's agent and prints the answer. It is static and reads only its environment, standard
+ * input and one socket, so it starts fast and in any root file system. It answers VERSION itself.
  *
- * Without an agent it prints a CNI error that asks for the agent's start. If an agent was there, it
- * waits for the next one first.
+ * Without an agent it prints a CNI error with the command that starts one. If the node had an agent
+ * before, it first waits for the next one.
  *
  * `agent` talks to the agent, `frame` has the wire format, `text` builds the error texts.
  */
@@ -21,12 +20,12 @@
 
 #include "agent.h"
 
-/* `podfabric install` replaces and removes executables that hold this, and no others. */
+/* `podfabric install` replaces and removes only executables that contain this. */
 __attribute__((used)) static const char marker[] = "podfabric launcher 1";
 
 enum { DEFAULT_SECONDS = 115, MAX_SECONDS = 3600 }; /* kubelet gives a sandbox 2 min */
 
-/* For an agent that is being replaced. A node whose STATUS takes long counts as not ready. */
+/* The wait for an agent that is being replaced. A node with a slow STATUS counts as not ready. */
 enum { WAIT_SECONDS = 20, WAIT_SECONDS_STATUS = 5 };
 enum { FIRST_PAUSE = 5, LONGEST_PAUSE = 50 }; /* milliseconds between two attempts */
 
@@ -52,7 +51,7 @@ static bool write_all(int descriptor, const void *bytes, size_t length)
     return true;
 }
 
-/* Print everything and return the exit code: not success if the output cannot be written. */
+/* Print everything. Returns the exit code, which is not 0 if the output cannot be written. */
 static int finish(const void *out, size_t length, int exit_code)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -75,7 +74,7 @@ static int finish_answer(const struct answer *answer)
                   (int)answer->exit_code);
 }
 
-/* What is known without an agent: as cni/spec/entry.py says it. */
+/* The answers without an agent, equal to those of cni/spec/entry.py. */
 
 static const char *const versions[] = {"0.1.0", "0.2.0", "0.3.0", "0.3.1",
                                        "0.4.0", "1.0.0", "1.1.0", NULL};
@@ -102,7 +101,7 @@ static int print_versions(struct text *text)
     return finish(text->bytes, text->length, 0);
 }
 
-/* To a person who starts it by hand. */
+/* For a person who starts it by hand. */
 static int print_about(struct text *text, const char *name)
 {
     const char *about = NULL;
@@ -125,7 +124,7 @@ static int print_about(struct text *text, const char *name)
 
 /* Input. */
 
-/* PODFABRIC_SOCKET and PODFABRIC_TIMEOUT, but not of one whom a set-uid executable serves. */
+/* PODFABRIC_SOCKET and PODFABRIC_TIMEOUT, which are ignored in a set-uid process. */
 static bool read_settings(struct agent *agent, struct text *error)
 {
     const char *path = secure_getenv("PODFABRIC_SOCKET");
@@ -154,7 +153,7 @@ static bool read_settings(struct agent *agent, struct text *error)
     return true;
 }
 
-/* All of standard input, or why it is not all. False: it does not end. */
+/* Read standard input, or set `stdin_errno`. False if it does not end. */
 static bool read_stdin(const struct agent *agent, struct request *request, struct text *error)
 {
     while (request->config_length < sizeof request->config) {
@@ -178,9 +177,9 @@ static bool read_stdin(const struct agent *agent, struct request *request, struc
     return true;
 }
 
-/* The way to the next agent. */
+/* The next agent. */
 
-/* Say that an agent may have done the call since then, and died: cni/spec/request.py reads it. */
+/* Add the time since which a dead agent may have run the call, for cni/spec/request.py. */
 static bool pack_again(struct request *request, const char *name, time_t began)
 {
     static struct text since;
@@ -190,8 +189,8 @@ static bool pack_again(struct request *request, const char *name, time_t began)
     return putenv(since.bytes) == 0 && pack(request, name, environ);
 }
 
-/* Ask the agent; where it ends, or is being replaced, ask the next one, for as long as a wait may
- * be. A call that an agent took along is repeated once: it may be what ends them. */
+/* Ask the agent. If it ends or is being replaced, ask the next one, until the wait is over. A call
+ * that was lost with an agent is repeated only once, because the call may have ended the agent. */
 static enum outcome ask_in_turn(const char *name, const struct agent *agent,
                                 struct request *request, struct answer *answer, struct text *why)
 {
@@ -224,7 +223,7 @@ static enum outcome ask_in_turn(const char *name, const struct agent *agent,
     }
 }
 
-/* What it was started as. No file's name is longer than MAX_NAME, but argv may say anything. */
+/* The name of the executable. A file's name has at most MAX_NAME bytes, but argv may be any text. */
 static char *own_name(char *started_as)
 {
     char *slash = strrchr(started_as, '/');

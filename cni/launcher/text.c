@@ -22,8 +22,8 @@ void add_number(struct text *text, unsigned long number)
     add(text, at);
 }
 
-/* A space becomes \x20, as all becomes that is not plainly visible: so no path can make a runtime
- * read "not found" in a failed DEL, which go-cni takes for success. */
+/* A space becomes \x20, and so does every other invisible byte. So no path can put "not found" into
+ * the error of a DEL, which go-cni would take for success. */
 void add_quoted(struct text *text, const char *foreign)
 {
     add(text, "\\\"");
@@ -43,7 +43,7 @@ void add_quoted(struct text *text, const char *foreign)
     add(text, "\\\"");
 }
 
-/* By its name and number, since strerror's words are those that runtimes misread. */
+/* The errno's name and number: runtimes misread the words of strerror. */
 void add_errno(struct text *text, int number)
 {
     const char *name = strerrorname_np(number);

@@ -1,4 +1,4 @@
-/* Texts, put together by hand: printf would bring a locale along. */
+/* Builds texts without printf, which would need a locale. */
 #ifndef PODFABRIC_TEXT_H
 #define PODFABRIC_TEXT_H
 
@@ -6,7 +6,7 @@
 
 enum { CODE_ENVIRONMENT = 4, CODE_IO = 5, CODE_TRY_AGAIN = 11 }; /* of the CNI specification */
 
-enum { QUOTED = 512 }; /* bytes of a foreign text that are shown, by 5 characters each at most */
+enum { QUOTED = 512 }; /* bytes of a foreign text that are shown, each as 1 to 5 characters */
 
 struct text {
     size_t length;
@@ -16,14 +16,14 @@ struct text {
 void add(struct text *text, const char *words);
 void add_number(struct text *text, unsigned long number);
 
-/* A foreign text of any bytes between quotes, as a part of JSON. */
+/* A foreign text of any bytes, quoted within a JSON string. */
 void add_quoted(struct text *text, const char *foreign);
 
 /* " (ENOENT, errno 2)" */
 void add_errno(struct text *text, int number);
 
-/* A CNI error up to the code in its message, for Multus passes on the message alone; a quote and a
- * brace end it. */
+/* Begin a CNI error. Its message begins with the code, because Multus passes on only the message. A
+ * quote and a brace must end it. */
 void begin_error(struct text *error, unsigned code);
 
 #endif

@@ -1,6 +1,4 @@
-"""The plugin `rdma`: ADD moves RDMA devices and adds them to the entry of `sriov`, which does the
-rest.
-"""
+"""The plugin `rdma`: ADD moves RDMA devices and adds them to the journal's entry of `sriov`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +8,7 @@ import msgspec
 from base import interrupts
 from base.paths import Paths
 from cni.attachments import results
-from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from cni.attachments.journal import Journal, JournalEntry
 from cni.attachments.lifecycle import Undo, explained
 from cni.spec.attachment import Attachment
 from cni.spec.entry import VERSIONS
@@ -27,8 +25,6 @@ from host.sysfs import pci
 
 
 class Rdma:
-    """The plugin on one node, with the files that `paths` names."""
-
     versions: Sequence[str] = VERSIONS
 
     def __init__(self, paths: Paths) -> None:
@@ -36,18 +32,18 @@ class Rdma:
         self._journal = Journal(paths)
 
     def add(self, request: Request) -> dict[str, Any]:
-        """Move the RDMA devices of the VF that `sriov` has moved. Answers prevResult unchanged."""
+        """Move the RDMA devices of the VF that `sriov` has moved. Returns prevResult unchanged."""
         previous = results.previous_document(request)
         if previous is None:
             raise invalid_config(
-                'prevResult missing: "rdma" is for a chain, behind "sriov", whose VF it completes'
+                'prevResult missing: put "rdma" behind "sriov" in the list of plugins'
             )
         attachment = Attachment.of(request)
         with explained(), self._journal.locked(attachment), _namespace_of(request) as namespace:
             entry = self._entry(request)
             record = entry.undo_as(DeviceRecord)
             if record.rdma:
-                if rdma_devices.are_in(namespace, record):
+                if not rdma_devices.missing(namespace, record):
                     return previous
                 self._restore(record, namespace)  # an earlier ADD died halfway
             devices = self._devices(record)
@@ -59,14 +55,14 @@ class Rdma:
                 self._journal.write(entry.with_record(moved))
                 undo.register("the RDMA devices", lambda: self._restore(moved, namespace))
                 rdma_devices.move_in(self._paths, moved, namespace)
-                interrupts.hold()  # from here on the call is answered as done
+                interrupts.hold()  # from here on the call reports success
         return previous
 
     def delete(self, request: Request) -> None:
         """Nothing: the DEL of `sriov` follows and restores the devices."""
 
     def check(self, request: Request) -> None:
-        """Whether the devices are in the pod. CNIError 102 if not."""
+        """Raise CNIError 102 if the devices are not in the pod."""
         with explained(), _namespace_of(request) as namespace:
             record = results.recorded(self._journal, Attachment.of(request), DeviceRecord)
             if not record.rdma:
@@ -77,7 +73,7 @@ class Rdma:
         """Nothing: the attachments are those of `sriov`."""
 
     def status(self, request: Request) -> None:
-        """Whether RDMA devices can be moved on this node."""
+        """Raise CNIError 50 if RDMA devices cannot be moved on this node."""
         try:
             require_isolation()
         except CNIError as error:
@@ -89,16 +85,11 @@ class Rdma:
 
     def _entry(self, request: Request) -> JournalEntry:
         attachment = Attachment.of(request)
-        try:
-            entry = self._journal.read(attachment)
-        except JournalDamaged as damage:
-            raise CNIError(
-                Code.JOURNAL_DAMAGED, f"{damage}: run DEL for this attachment, then ADD again"
-            ) from None
+        entry = self._journal.read(attachment)
         if entry is None or entry.plugin != "sriov" or not entry.device:
             raise invalid_config(
-                f'"rdma" completes what "sriov" of podfabric has attached, and the journal '
-                f"has no attachment {attachment}: put it behind that plugin"
+                f'"rdma" needs an attachment of podfabric\'s "sriov", but the journal has none for '
+                f'{attachment}: put "rdma" behind "sriov" in the list of plugins'
             )
         device = device_of(request)
         if device and device != entry.device:

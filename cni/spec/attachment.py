@@ -1,4 +1,4 @@
-"""What a runtime attaches and detaches: one interface of one container on one network."""
+"""The attachment of a CNI call: one interface of one container on one network."""
 
 import hashlib
 from functools import lru_cache
@@ -18,7 +18,7 @@ class Attachment(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, request: Request) -> "Attachment":
-        """The attachment of a request. CNIError 4 for texts that the journal cannot store."""
+        """The attachment of a request. Raises CNIError 4 for texts that are not UTF-8."""
         texts = {"IFNAME": request.ifname, "NETNS": request.netns, "ARGS": request.args}
         for name, text in {**texts, "PATH": ":".join(request.path)}.items():
             try:
@@ -36,7 +36,7 @@ class Attachment(msgspec.Struct, frozen=True, order=True):
         return f"{self.network}/{self.container_id}/{self.ifname}"
 
 
-@lru_cache(1024)  # one call asks for it some ten times
+@lru_cache(1024)  # one call uses it some ten times
 def _key(attachment: Attachment) -> str:
     text = "\n".join((attachment.network, attachment.container_id, attachment.ifname))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]

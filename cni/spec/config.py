@@ -1,11 +1,10 @@
-"""The network configuration of a call, decoded once: nothing below decodes it again.
+"""The network configuration of a call. Only this module decodes it.
 
-The last ones are kept, with the values made from them: calls with the same bytes share them.
+The last configurations are cached, with the values made from them.
 
-An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or
-GC must release what there is, whatever its configuration holds by now, so that one is not decoded
-as a whole: only what a removal reads is. Plugins check their keys strictly: every error
-names the key and the remedy.
+An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or GC
+must release what exists, so of such a configuration it decodes only the keys that a removal needs.
+Plugins check their keys strictly: every error names the key and the remedy.
 """
 
 import re
@@ -25,18 +24,18 @@ from cni.spec.limits import MAX_KEYS, not_decoded
 T = TypeVar("T")
 
 DEVICE_ID_PATHS = ("deviceID", "runtimeConfig.deviceID", "pciBusID")
-"""Multus writes the kubelet's device id to all of them."""
+"""Multus writes the kubelet's device id to each of these paths."""
 
 VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 """The keys of a GC's list. The text tagged 1.1.0 has the second; libraries send either or both."""
 
-# What an IPAM plugin reads of a configuration, as the specification spells it.
+# The keys that an IPAM plugin reads, as the specification spells them.
 _IPAM_KEYS = {
     key.casefold(): key
     for key in ("args", "cniVersion", "dns", "ipam", "name", "prevResult", "runtimeConfig", "type")
 }
 _TOO_LONG = re.compile(r"Expected `array` of length <= (\d+)")
-_TOO_LARGE = re.compile(r"Expected `[^`]*`, got `raw`")  # of such a number in `limits.decode`
+_TOO_LARGE = re.compile(r"Expected `[^`]*`, got `raw`")  # a number that fits no float
 
 # Keys of the runtime, libcni, Multus and KubeVirt, which the configuration of any plugin may have
 # (SPEC.md section 1).
@@ -49,7 +48,7 @@ RUNTIME_KEYS = frozenset(
 )
 
 _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
-# JSON escapes of UTF-16 surrogates. Python's decoder takes one without its other half.
+# JSON escapes of UTF-16 surrogates. Python's decoder accepts one without its second half.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ABSENT = msgspec.Raw()
 
@@ -61,17 +60,17 @@ SERVED = ("podfabric-ipam", "whereabouts", "nv-ipam")
 
 
 class ValidAttachment(msgspec.Struct, frozen=True):
-    """One attachment that the runtime still knows."""
+    """An attachment that the runtime lists as valid."""
 
     containerID: str
     ifname: str
 
 
 class IpamConfig(msgspec.Struct, frozen=True):
-    """`type` is "" if no IPAM plugin is named. `options` has all keys of "ipam", `type` too.
+    """The key "ipam". `type` is "" if it names no IPAM plugin; `options` has all its keys.
 
-    `ambiguous` is a key that another reader may take for a different one: Go's decoder, which other
-    plugins use, ignores the case of keys and merges what stands under both.
+    `ambiguous` is a key that Go's decoder, which other plugins use, would read differently: it
+    ignores the case of keys and merges the values under two spellings.
     """
 
     type: str = ""
@@ -80,11 +79,11 @@ class IpamConfig(msgspec.Struct, frozen=True):
 
 
 class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
-    """One network configuration. Calls may share it: nothing in it is changed.
+    """One network configuration. It is immutable, because calls may share it.
 
-    `raw` is as the runtime sent it, for the executables of others. `keys` is the JSON object. Of
-    its numbers, one that no float can hold is a msgspec.Raw. `whole` is False for a DEL or GC whose
-    configuration is beyond the limits: `keys` has only what a removal reads.
+    `raw` has the runtime's bytes, for delegates. `keys` is the JSON object; in it, a number that
+    does not fit a float is a msgspec.Raw. `whole` is False for a DEL or GC whose configuration is
+    beyond the limits: then `keys` has only the keys that a removal needs.
     """
 
     raw: bytes = b"{}"
@@ -93,11 +92,11 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def version(self) -> str:
-        """The "cniVersion", 0.1.0 if there is none. CNIError 6 if it is not a string."""
+        """The "cniVersion", by default 0.1.0. Raises CNIError 6 if it is not a string."""
         return self.text("cniVersion") or "0.1.0"
 
     def text(self, key: str) -> str:
-        """The string at a top-level key, or "". CNIError 6 if it is something else."""
+        """The string at a top-level key, or "". Raises CNIError 6 for another type."""
         value = self.keys.get(key, "")
         if isinstance(value, str):
             return value
@@ -108,7 +107,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def network(self) -> str:
-        """The network's name. CNIError 6 and 7 if it is none."""
+        """The network's name. Raises CNIError 7 if it is invalid, 6 if it is not a string."""
         name = self.text("name")
         if name == "":
             raise invalid_config('"name" is missing: give the network a name')
@@ -120,10 +119,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
-        """What `make` answers for this configuration, worked out once.
-
-        `make` must depend on nothing else, and its answer must be immutable.
-        """
+        """The immutable value of `make`, computed once. `make` depends on nothing else."""
         if make not in self._derived:
             self._derived[make] = make(self)
         answer: T = self._derived[make]
@@ -134,10 +130,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def at(self, path: str, shape: type[T]) -> T | None:
-        """The value at a path such as "runtimeConfig.mac", None if it is missing or null.
-
-        Raises CNIError 7 that names the path if the value does not have that shape.
-        """
+        """The value at a path such as "runtimeConfig.mac", or `None`. Raises CNIError 7."""
         value: Any = self.keys
         walked: list[str] = []
         for key in path.split("."):
@@ -151,10 +144,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def ipam(self) -> IpamConfig:
-        """The part "ipam". A value that is not as it must be counts as missing.
-
-        It is ambiguous if the configuration is not whole: only the type was decoded.
-        """
+        """The key "ipam". A value of the wrong type counts as missing."""
         options = self.keys.get("ipam")
         ipam_type = options.get("type") if isinstance(options, dict) else None
         if not self.whole:
@@ -166,10 +156,10 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def valid_attachments(self) -> frozenset[tuple[str, str]] | None:
-        """(container id, ifname) of the attachments that a GC lists as valid; None without a list.
+        """(container id, ifname) of the attachments that a GC lists as valid.
 
         Null and [] mean that no attachment is valid: CRI-O sends null for a network without pods.
-        Without the key the caller did not say, and nothing may be removed. CNIError 7 for a list of
+        Without the key this is `None`, and nothing may be removed. Raises CNIError 7 for a list of
         another shape.
         """
         for key in VALID_ATTACHMENTS:
@@ -178,17 +168,14 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return None
 
     def device_ids(self) -> dict[str, DeviceId]:
-        """The kubelet's device id at each path that has one. CNIError 7 if one is not a string."""
+        """The device id at each path that has one. Raises CNIError 7 if one is not a string."""
         texts = {path: self.at(path, str) for path in DEVICE_ID_PATHS}
         return {path: DeviceId(text) for path, text in texts.items() if text}
 
 
 def decode(raw: bytes) -> NetworkConfig:
-    """The configuration of an ADD, CHECK or STATUS.
-
-    Raises CNIError 6 if it is not a JSON object, 7 if it is beyond the limits.
-    """
-    # One with the result of an ADD is its pod's own.
+    """The configuration of an ADD, CHECK or STATUS. Raises CNIError 6 and 7."""
+    # A configuration with the result of an ADD belongs to one pod.
     if len(raw) > _LARGEST_KEPT or b'"prevResult"' in raw:
         return _decode(raw)
     return _kept(raw)
@@ -227,7 +214,7 @@ class _RuntimeParts(msgspec.Struct):
 
 
 class _RemovalParts(msgspec.Struct):
-    """What a removal reads of a configuration. msgspec passes over the rest."""
+    """The keys that a removal needs. msgspec skips all other keys."""
 
     name: str = ""
     cniVersion: msgspec.Raw = _ABSENT
@@ -240,9 +227,9 @@ class _RemovalParts(msgspec.Struct):
 
 
 def _decode_parts(raw: bytes) -> NetworkConfig:
-    """What a removal reads. The lists of attachments stay JSON until a GC reads them."""
+    """The keys that a removal needs. The lists of attachments stay JSON until a GC reads them."""
     try:
-        raw.decode()  # all of it: msgspec does not look at the text that it passes over
+        raw.decode()  # all of it: msgspec does not check the text that it skips
         parts = decoding.decode(raw, _RemovalParts)
     except (UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise not_decoded(error) from None
@@ -260,7 +247,7 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
 
 
 def _texts(raw: msgspec.Raw, shape: type[msgspec.Struct]) -> dict[str, str]:
-    """The fields of a JSON object that are strings; none of what is not an object."""
+    """The fields of a JSON object that are strings. Empty if `raw` is not an object."""
     try:
         parts = decoding.decode(raw, shape)
     except msgspec.MsgspecError:
@@ -277,12 +264,12 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 
 def _misspelt(keys: dict[str, Any]) -> str | None:
-    """A key of the specification in other letters."""
+    """A key of the specification in another case."""
     return next((key for key in keys if _IPAM_KEYS.get(key.casefold(), key) != key), None)
 
 
 def _repeated(options: object) -> str | None:
-    """A key that an object of the options has twice, in different letters."""
+    """A key that an object in the options has twice, in different cases."""
     waiting = [options]
     while waiting:
         value = waiting.pop()
@@ -301,7 +288,7 @@ def _repeated(options: object) -> str | None:
 
 def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
     try:
-        if isinstance(value, msgspec.Raw):  # of a configuration that was not decoded as a whole
+        if isinstance(value, msgspec.Raw):  # the configuration is not whole
             value = decoding.decode(value, object)
         valid = msgspec.convert(value, type=tuple[ValidAttachment, ...] | None)
     except msgspec.MsgspecError as error:
@@ -310,10 +297,7 @@ def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
 
 
 def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
-    """The decoded JSON value at `path` as `shape`. CNIError 7 names the path of what does not fit.
-
-    "$" is the whole configuration.
-    """
+    """The JSON value at `path` as `shape`. Raises CNIError 7, with the path of a wrong value."""
     try:
         return msgspec.convert(value, type=shape)
     except msgspec.MsgspecError as error:
@@ -321,7 +305,7 @@ def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 -
 
 
 def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
-    """The error for a key that podfabric does not know, with the valid key it resembles."""
+    """The error for an unknown key, with the valid key that it resembles."""
     nearest = resembling(key, valid)
     hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
     return invalid_config(f'{where}unknown key "{key}": {hint}')
@@ -330,8 +314,8 @@ def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
 def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
     """Raise CNIError 7 for a top-level key that looks like a misspelt one of `ours`.
 
-    Other unknown keys pass: other plugins and the runtime own them (SPEC.md). But ignoring
-    `"pkeys"` would put a pod into the wrong partition.
+    Other unknown keys are allowed: they belong to other plugins or the runtime (SPEC.md). But
+    ignoring `"pkeys"` would put a pod into the wrong partition.
     """
     valid = frozenset(ours) | RUNTIME_KEYS
     others = [key for key in keys if key not in valid and "/" not in key]
@@ -346,14 +330,14 @@ def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
 
 
 def require_interface_name(name: str, key: str) -> None:
-    """Raise CNIError 7 if `name`, the value at `key`, cannot be the name of a Linux interface."""
+    """Raise CNIError 7 if `name`, the value at `key`, is not a valid Linux interface name."""
     size = len(name.encode(errors="replace"))
     if not 0 < size <= 15 or "/" in name or "\0" in name or name in (".", ".."):
         raise invalid_config(f'"{key}": "{name}" cannot be the name of an interface')
 
 
 def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
-    """msgspec says "Expected `int`, got `str` - at `$.mtu`": put the key first."""
+    """msgspec writes "Expected `int`, got `str` - at `$.mtu`": put the key first."""
     said = _TOO_LONG.sub(r"at most \1 entries are allowed: shorten the list", str(error))
     said = _TOO_LARGE.sub("Number out of range", said)
     text, separator, inner = said.rpartition(" - at `")
@@ -366,7 +350,7 @@ def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
 
 
 def pkey(written: int | str | None) -> PKey | None:
-    """A P_Key with or without the full-member bit; None if it is not given. CNIError 7."""
+    """A P_Key with or without the full-member bit, `None` for "" and `None`. Raises CNIError 7."""
     if written is None or written == "":
         return None
     try:
@@ -376,11 +360,7 @@ def pkey(written: int | str | None) -> PKey | None:
 
 
 def read_pkey(written: int | str) -> PKey:
-    """A P_Key as it is written.
-
-    The text of a ValueError says what is wrong: also with 0 and 0x8000, which the kernel refuses,
-    and with a text of four digits, which may be meant as hexadecimal.
-    """
+    """A P_Key. Raises ValueError, also for a text of four digits, which may be hexadecimal."""
     text = str(written)
     if isinstance(written, str) and re.fullmatch(r"[0-9]{4}", text):
         raise ValueError(

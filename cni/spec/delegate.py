@@ -1,9 +1,9 @@
-"""Runs another CNI executable, usually an IPAM plugin, on the caller's behalf.
+"""Runs another CNI executable, usually an IPAM plugin.
 
-As pkg/invoke of the reference, it passes on our environment and configuration byte for byte. Beyond
-the reference, the executable comes from the directory of the installation and not from CNI_PATH,
-only root can have put it there, it has a deadline of ours, below the runtime's, and it is killed
-when we end.
+As pkg/invoke of the reference, it passes on our environment and configuration byte for byte. Unlike
+the reference, it starts only executables from the directory of the installation, not from CNI_PATH,
+and only if root alone can write them. The delegate has a deadline below the runtime's, and is
+killed when this process ends.
 """
 
 import ctypes
@@ -17,7 +17,6 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -30,7 +29,7 @@ from cni.spec.result import UNREADABLE, Result
 
 _BUSY_TRIES = 6
 _BUSY_PAUSE = 1.0  # seconds
-_UNDO_DEADLINE = 20.0  # seconds; an ADD that used up its own still ends before the runtime's
+_UNDO_DEADLINE = 20.0  # seconds; even a late ADD still ends before the runtime's deadline
 _LOOK = 0.1  # seconds between two checks whether the call was cancelled
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -41,7 +40,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: not in a for
 
 
 class _Misbehaves(Exception):
-    """What a delegate did wrong, in words that follow its name."""
+    """An error of a delegate, in words that follow its name."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -55,10 +54,7 @@ class _ErrorDocument(msgspec.Struct):
 
 
 def find(plugin_type: str, directory: Path) -> Path:
-    """The executable of that name.
-
-    Raises CNIError 7 if it is missing, 101 if another user than root can write it.
-    """
+    """The executable of that name. Raises CNIError 7, or 101 if not only root can write it."""
     if "/" in plugin_type or "\0" in plugin_type or plugin_type in ("", ".", ".."):
         raise CNIError(Code.INVALID_CONFIG, f"invalid plugin name: {plugin_type}")
     executable = directory / plugin_type
@@ -79,13 +75,13 @@ def find(plugin_type: str, directory: Path) -> Path:
 
 
 def _require_roots(path: Path) -> None:
-    """Raise CNIError 101 unless root alone can write `path`, or what a link leads to."""
+    """Raise CNIError 101 unless root alone can write `path`, or the target of that link."""
     status = path.stat()
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CNIError(
             Code.DELEGATE,
             f"{path} is not started as root, since user {status.st_uid} owns it and its mode is "
-            f"{stat.S_IMODE(status.st_mode):04o}, so that others could have written it: run "
+            f"{stat.S_IMODE(status.st_mode):04o}, so that another user may have written it: run "
             f"`chown root:root {path}` and `chmod go-w {path}` once you know what it is",
         )
 
@@ -101,7 +97,7 @@ def add(plugin_type: str, directory: Path, request: Request) -> Result:
 
 
 def undo(plugin_type: str, directory: Path, request: Request) -> None:
-    """Undo an ADD of the delegate by its DEL, best effort: a failure is only noted."""
+    """Undo an ADD of the delegate by its DEL. A failure is only noted."""
     deadline = min(request.delegate_deadline, _UNDO_DEADLINE)
     request = msgspec.structs.replace(request, delegate_deadline=deadline)
     try:
@@ -120,7 +116,7 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
     environ = {**request.environ, "CNI_COMMAND": command}
     with (
         interrupts.waiting(),
-        _start(executable, environ, request.config.raw) as process,
+        _spawn(executable, environ, request.config.raw) as process,
     ):
         try:
             stdout, stderr = _output(process, request.delegate_deadline)
@@ -139,10 +135,7 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
 
 
 def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, bytes]:
-    """Its standard output and the beginning of its standard error, until all writers have ended.
-
-    Raises _Misbehaves; Terminated if the call was cancelled.
-    """
+    """Standard output and the beginning of standard error. Raises _Misbehaves, Terminated."""
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + seconds
@@ -173,49 +166,43 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill it and its children, which may be what hangs and has its output open."""
+    """Kill the delegate and its children, one of which may hang and have its output open."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _start(executable: Path, environ: dict[str, str], config: bytes) -> "subprocess.Popen[bytes]":
-    # A file in memory, not a pipe, which we would have to write to while the process reads.
+def _spawn(executable: Path, environ: dict[str, str], config: bytes) -> "subprocess.Popen[bytes]":
+    # A file in memory: into a pipe we would have to write while the process reads.
     with os.fdopen(os.memfd_create("config"), "w+b") as stdin:
         stdin.write(config)
         stdin.seek(0)
-        return _spawn(executable, environ, stdin)
-
-
-def _spawn(
-    executable: Path, environ: dict[str, str], stdin: IO[bytes]
-) -> "subprocess.Popen[bytes]":
-    for remaining in reversed(range(_BUSY_TRIES)):
-        try:
-            return subprocess.Popen(
-                [str(executable)],
-                env=environ,
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                process_group=0,
-                preexec_fn=_before_exec,
-            )
-        except OSError as error:
-            # An installer may be writing the file right now (ETXTBSY).
-            if error.errno != errno.ETXTBSY or not remaining:
-                raise CNIError(
-                    Code.DELEGATE, f"cannot start {executable}: {error.strerror}"
-                ) from None
-            time.sleep(_BUSY_PAUSE)
+        for remaining in reversed(range(_BUSY_TRIES)):
+            try:
+                return subprocess.Popen(
+                    [str(executable)],
+                    env=environ,
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    process_group=0,
+                    preexec_fn=_before_exec,
+                )
+            except OSError as error:
+                # An installer may be writing the file right now (ETXTBSY).
+                if error.errno != errno.ETXTBSY or not remaining:
+                    text = f"cannot start {executable}: {error.strerror}"
+                    raise CNIError(Code.DELEGATE, text) from None
+                time.sleep(_BUSY_PAUSE)
     raise AssertionError("unreachable")
 
 
 def _before_exec() -> None:
-    """Runs between fork and exec: two system calls, and no lock that another thread may hold.
+    """Runs between fork and exec: two system calls, without any lock of another thread.
 
     The kernel sends the signal when the starting thread ends; an agent's workers outlive their
-    calls. An agent has raised its own limit of descriptors, up to which old programs iterate.
+    calls. An agent has raised its own limit of descriptors, and old programs iterate up to the
+    limit.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_NOFILE, DESCRIPTOR_LIMITS)

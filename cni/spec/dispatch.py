@@ -1,8 +1,8 @@
 """From environment and standard input to one JSON document and an exit code.
 
-`answer` is the protocol without the process: the agent and the tests use it, too. `serve` is the
-process: nothing else can write to its standard output, and SIGTERM ends the call, upon which the
-plugin undoes its steps.
+`answer` is the protocol without the process; the agent uses it, too. `serve` runs in a process for
+one call. There only `serve` writes to standard output, and SIGTERM ends the call, whose plugin then
+undoes its steps.
 """
 
 import fcntl
@@ -30,11 +30,11 @@ from cni.spec.request import Request
 from cni.spec.result import Result, encode
 
 CLEANING_UP = ("DEL", "GC")
-"""They come to their own end, and carry an ADD's configuration of any size, and its result."""
+"""Verbs that are never interrupted. Their configuration is an ADD's, with its result."""
 
 
 class Answer(NamedTuple):
-    """What goes to standard output, which may be nothing, and the exit code."""
+    """The document for standard output, which may be empty, and the exit code."""
 
     document: bytes
     exit_code: int
@@ -47,10 +47,7 @@ def answer(
     netns_descriptor: int | None = None,
     failed: Callable[[Request, CNIError], object] = lambda request, error: None,
 ) -> Answer:
-    """Run one call. The answer has at most one JSON document, also after an unexpected error.
-
-    `failed` is called with a plugin's error.
-    """
+    """Run one call. Every error becomes a JSON document. `failed` gets a plugin's error."""
     version = CURRENT_VERSION
     request = None
     try:
@@ -62,21 +59,22 @@ def answer(
         versions.require_verb(request.command, version, plugin.versions)
         versions.require_supported(version, plugin.versions)
         request = msgspec.structs.replace(request, cni_version=version)
-        document = _run(plugin, request)
-        return Answer(document, 0)
+        return Answer(_run(plugin, request), 0)
     except CNIError as error:
         failure = error
         if request is not None:
             failed(request, error)
     except Terminated:
-        failure = _terminated(environ.get("CNI_COMMAND", ""))
+        command = environ.get("CNI_COMMAND", "")
+        state = "its steps have been undone" if command == "ADD" else "it is not complete"
+        failure = CNIError(Code.TRY_AGAIN, f"{command} was interrupted, {state}: call it again")
     except RecursionError:
         failure = not_decoded("it is nested too deeply")
     except Exception as error:  # noqa: BLE001 - the outermost edge: a runtime must get a document
         note(traceback.format_exc().rstrip())
         text = f"internal error: {type(error).__name__}: {error} (traceback on standard error)"
         failure = CNIError(Code.INTERNAL, text)
-    failure.__traceback__ = failure.__context__ = None  # which would keep all of the call alive
+    failure.__traceback__ = failure.__context__ = None  # they would keep the call's objects alive
     if environ.get("CNI_COMMAND") == "DEL":
         failure = _not_taken_for_success(failure)
     return Answer(error_document(failure, version), 1)
@@ -84,8 +82,8 @@ def answer(
 
 def serve(load: Callable[[], Plugin]) -> int:
     """Answer this process's call on its standard output and return the exit code."""
-    # What a library prints must not reach the runtime's JSON parser. The copy is 3 or above: with
-    # standard input closed it would become standard input.
+    # A library's output must not reach the runtime's JSON parser. The copy is 3 or above: it must
+    # not become standard input if that is closed.
     output = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     try:
         os.dup2(2, 1)
@@ -107,32 +105,26 @@ def serve(load: Callable[[], Plugin]) -> int:
             view = view[os.write(output, view) :]
         os.close(output)
         sys.stderr.flush()
-    except OSError:  # the runtime has closed its end: only the exit code can tell it
+    except OSError:  # the runtime has closed its end: only the exit code is left
         return 1
     return reply.exit_code
 
 
 def _run(plugin: Plugin, request: Request) -> bytes:
-    if request.command == "ADD":
+    if request.command in ("ADD", "DEL"):
         _refuse_own_netns(request)
+    if request.command == "ADD":
         result = plugin.add(request)
         if isinstance(result, Result):
             return encode(result, request.cni_version)
         return msgspec.json.encode(result)
-    if request.command == "DEL":
-        _refuse_own_netns(request)
-        plugin.delete(request)
-    elif request.command == "CHECK":
-        plugin.check(request)
-    elif request.command == "GC":
-        plugin.gc(request)
-    else:
-        plugin.status(request)
+    verbs = {"DEL": plugin.delete, "CHECK": plugin.check, "GC": plugin.gc, "STATUS": plugin.status}
+    verbs[request.command](request)
     return b""
 
 
 def _refuse_own_netns(request: Request) -> None:
-    """Checked before the plugin runs, not after as in the reference: nothing needs undoing."""
+    """Runs before the plugin, not after it as in the reference, so that nothing needs undoing."""
     if request.netns_override or not request.netns:
         return
     try:
@@ -158,10 +150,7 @@ def _not_taken_for_success(error: CNIError) -> CNIError:
 
 
 def error_document(error: CNIError, version: str = CURRENT_VERSION) -> bytes:
-    """The error as a JSON object of the protocol.
-
-    Its text begins with the code, since Multus passes on nothing but the text.
-    """
+    """The error as a JSON object. Its text begins with the code: Multus passes on only the text."""
     text = f"[podfabric {error.code}] {error.message}"
     document = {"cniVersion": version, "code": error.code, "msg": text}
     if error.details:
@@ -179,8 +168,3 @@ def _read_stdin() -> bytes:
             raise OSError(f"more than {requests.MAX_CONFIG_BYTES} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def _terminated(command: str) -> CNIError:
-    state = "its steps have been undone" if command == "ADD" else "it is not complete"
-    return CNIError(Code.TRY_AGAIN, f"{command} was interrupted, {state}: call it again")

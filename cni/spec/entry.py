@@ -1,6 +1,6 @@
-"""What a CNI executable runs first. Every call pays for imports, so this module has only two.
+"""The start of a CNI executable. Every call pays for imports, so this module has only two.
 
-It answers VERSION, and a start by hand without CNI_COMMAND. Everything else goes to
+It answers VERSION, and a start by hand without CNI_COMMAND. For all other commands it calls
 `cni.spec.dispatch` with the plugin that `load` returns.
 """
 
@@ -20,14 +20,17 @@ VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 def main(load: "Callable[[], Plugin]", about: str) -> None:
     """Serve one CNI call of this process and exit.
 
-    `load` imports and builds the plugin, for verbs that need it. `about` is the line for a person
-    who starts the executable by hand (CNI reference: skel.PluginMainFuncs).
+    `load` imports and builds the plugin. `about` is printed if a person starts the executable by
+    hand (CNI reference: skel.PluginMainFuncs).
     """
     command = os.environ.get("CNI_COMMAND", "")
     if command == "VERSION":
         supported = ",".join(f'"{version}"' for version in VERSIONS)
         answer = f'{{"cniVersion":"{CURRENT_VERSION}","supportedVersions":[{supported}]}}\n'
-        _write_or_exit(answer.encode())
+        try:
+            os.write(1, answer.encode())
+        except OSError:  # the reader has gone: only the exit code is left
+            os._exit(1)
         sys.exit(0)
     if command == "":
         sys.stderr.write(f"{about}\nCNI protocol versions supported: {', '.join(VERSIONS)}\n")
@@ -36,10 +39,3 @@ def main(load: "Callable[[], Plugin]", about: str) -> None:
     from cni.spec.dispatch import serve
 
     sys.exit(serve(load))
-
-
-def _write_or_exit(document: bytes) -> None:
-    try:
-        os.write(1, document)
-    except OSError:  # the reader has gone: only the exit code is left
-        os._exit(1)

@@ -43,9 +43,9 @@ class Code(enum.IntEnum):
 class CNIError(Exception):
     """An error that a runtime sees.
 
-    `message` must be enough: Multus drops code and details on ADD. It says what was tried, on what,
-    what the system answered, and the remedy. Each text becomes one line, cut if it is very long: it
-    may quote what a tenant wrote, and is shown in events and on terminals.
+    `message` must be enough, because Multus drops code and details on ADD. It names the step, its
+    object, the system's answer, and the remedy. Each text becomes one line, cut if it is very long:
+    it may quote a tenant's text, and is shown in events and on terminals.
     """
 
     def __init__(self, code: int, message: str, details: str = "") -> None:

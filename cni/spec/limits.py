@@ -1,16 +1,18 @@
-"""How much a network configuration may hold. docs/limits.md has the table for users.
+"""The limits of a network configuration. docs/limits.md has the table for users.
 
-Whoever writes a NetworkAttachmentDefinition or annotates a pod chooses how large a configuration
-is, and one agent reads those of all pods of a node. So no other code decodes a configuration:
+The author of a NetworkAttachmentDefinition or of a pod's annotation chooses the size of a
+configuration, and one agent reads those of all pods of a node. So all code decodes through this
+module:
 
-- `decode` refuses one that is beyond the limits. It is for verbs that may be refused.
-- `require_readable` only refuses nesting that would overflow the stack of a thread that decodes it,
-  which would end the agent. It is for DEL and GC: what there is must be released.
+- `decode` refuses a configuration beyond the limits. It is for verbs that may be refused.
+- `require_readable` refuses only nesting that would overflow the decoding thread's stack, which
+  would end the agent. It is for DEL and GC, which must release what exists.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +26,7 @@ MAX_DEPTH = 32
 MAX_KEY = 256  # characters
 MAX_TEXT = 16 << 10  # characters
 MAX_ESCAPES = 1 << 16  # backslashes
-MAX_KEYS = 64  # beside the plugin's own and the runtime's, at the top
+MAX_KEYS = 64  # at the top, without the plugin's own and the runtime's
 MAX_ARGS = 16 << 10  # characters of CNI_ARGS
 
 # Entries of the lists of a configuration or a result.
@@ -50,13 +52,13 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def require_readable(raw: bytes) -> None:
-    """Raise CNIError 6 for JSON whose nesting could overflow the stack of whoever decodes it."""
+    """Raise CNIError 6 for JSON whose nesting could overflow the decoder's stack."""
     if raw.count(b"[") + raw.count(b"{") > READABLE_DEPTH:
         depth_of(raw, READABLE_DEPTH, len(raw))
 
 
 def decode(raw: bytes) -> object:
-    """The JSON value of `raw`. A number that no float can hold is a msgspec.Raw of its text.
+    """The JSON value of `raw`. A number that does not fit a float is a msgspec.Raw of its text.
 
     Raises CNIError 7 if it is beyond a limit above or has a key twice, 6 if it is not JSON.
     """
@@ -68,37 +70,30 @@ def decode(raw: bytes) -> object:
         raise invalid_config(
             f"the configuration has more than {MAX_ESCAPES} backslashes: shorten its texts"
         )
-    small = len(raw) <= MAX_TEXT  # so that no text in it is too long, nor are there many values
-    depth = raw.count(b"[") + raw.count(b"{")
-    if not small or depth > MAX_DEPTH:
-        depth = depth_of(raw, MAX_DEPTH, MAX_VALUES)
+    # A shorter one has neither a text that is too long nor too many values.
+    if len(raw) > MAX_TEXT or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+        depth_of(raw, MAX_DEPTH, MAX_VALUES)
     try:
-        text = raw.decode()
-        if small and depth <= MAX_DEPTH:
-            try:
-                return _STRICT.decode(text)
-            except _Suspect:
-                pass
-        document = _MARKING.decode(text)
+        document = _DECODER.decode(raw.decode())
     except (ValueError, RecursionError) as error:
         raise not_decoded(error) from None
     _refuse_first_wrong(document)
     return document
 
 
-def not_decoded(why: object) -> CNIError:
-    """The error for a configuration that is no JSON object; 6 is its code."""
+def not_decoded(reason: object) -> CNIError:
+    """CNIError 6, for a configuration that is not a JSON object."""
     return CNIError(
-        Code.DECODING_FAILURE, f"the network configuration cannot be read as a JSON object: {why}"
+        Code.DECODING_FAILURE,
+        f"the network configuration cannot be read as a JSON object: {reason}",
     )
 
 
 def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
     """How deep JSON is nested; 0 stands for any depth up to `allowed`.
 
-    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It does not decode: it
-    counts brackets and commas outside of strings, `part` bytes at a time, so that other threads run
-    in between, and it stops at the first excess.
+    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It counts brackets and
+    commas outside of strings, `part` bytes at a time, so that other threads run in between.
     """
     depth = deepest = values = strings = 0
     for outside, inside in _parts_of(raw, part):
@@ -121,7 +116,7 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
 
 
 def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
-    """JSON text without its strings, in parts, each with the number of strings that end in it."""
+    """The JSON text without its strings, in parts, each with the number of strings ending in it."""
     in_string = False
     rest = b""
     for start in range(0, len(raw), size):
@@ -134,36 +129,19 @@ def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
         in_string ^= len(between_quotes) % 2 == 0
 
 
-class _Suspect(Exception):
-    """An object has a key twice, or a key that is too long."""
-
-
 class _Twice(dict[str, Any]):
     """An object that has `key` twice."""
 
     key = ""
 
 
-def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    plain = dict(pairs)
-    if len(plain) != len(pairs) or (plain and max(map(len, plain)) > MAX_KEY):
-        raise _Suspect
-    return plain
-
-
-def _marked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in plain:
-            plain = _Twice(plain)
-            plain.key = key
-            break
-        plain[key] = value
-    return plain
-
-
-def _integer(text: str) -> int | msgspec.Raw:
-    return int(text) if len(text) <= _LONGEST_INTEGER else msgspec.Raw(text)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    twice = _Twice(values)
+    twice.key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+    return twice
 
 
 def _float(text: str) -> float | msgspec.Raw:
@@ -175,24 +153,19 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
-def _decoder(hook: Callable[[list[tuple[str, Any]]], dict[str, Any]]) -> json.JSONDecoder:
-    return json.JSONDecoder(
-        object_pairs_hook=hook,
-        parse_int=_integer,
-        parse_float=_float,
-        parse_constant=_refuse_constant,
-    )
-
-
 # json and not msgspec, which silently keeps the last of two equal keys.
-_STRICT = _decoder(_plain)
-_MARKING = _decoder(_marked)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_int=lambda text: int(text) if len(text) <= _LONGEST_INTEGER else msgspec.Raw(text),
+    parse_float=_float,
+    parse_constant=_refuse_constant,
+)
 
 _Path = tuple["_Path | None", str | int]
 
 
 def _refuse_first_wrong(document: object) -> None:
-    """Raise CNIError 7 for the first value that is too deep or long, or key that stands twice."""
+    """Raise CNIError 7 for the first value that is too deep or long, or key that occurs twice."""
     waiting: list[tuple[object, _Path | None, int]] = [(document, None, 0)]
     while waiting:
         value, path, depth = waiting.pop()
@@ -215,7 +188,7 @@ def _refuse_first_wrong(document: object) -> None:
 
 def _refuse_keys(value: dict[str, Any], path: _Path | None) -> None:
     if isinstance(value, _Twice):
-        raise invalid_config(f'"{_shown((path, value.key))}" stands twice: remove one of them')
+        raise invalid_config(f'"{_shown((path, value.key))}" occurs twice: remove one of them')
     for key in value:
         if len(key) > MAX_KEY:
             raise invalid_config(
@@ -225,7 +198,7 @@ def _refuse_keys(value: dict[str, Any], path: _Path | None) -> None:
 
 
 def _shown(path: _Path | None) -> str:
-    """A path such as `ipam.ranges[0][1].subnet`; only the end of one that is long."""
+    """A path such as `ipam.ranges[0][1].subnet`. Of a long one only the end."""
     shown = ""
     while path is not None and len(shown) < MAX_PATH:
         path, key = path

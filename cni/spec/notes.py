@@ -1,7 +1,7 @@
-"""Notes of a call for a person, who finds them in the runtime's log.
+"""Notes of a call, for the runtime's log.
 
-A process writes them to standard error. An agent collects the notes of each call, and the launcher
-of the call writes them to its standard error.
+A process writes them to standard error. An agent collects the notes of each call, and the call's
+launcher writes them to its standard error.
 """
 
 import sys
@@ -13,14 +13,12 @@ MAX_BYTES = 256 << 10  # of one call; a delegate may write without end
 
 
 class Notes:
-    """The notes of one call."""
-
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._size = 0
 
     def append(self, line: str) -> None:
-        """Keep a line, if there is room for it."""
+        """Keep a line, unless the notes are full."""
         if self._size > MAX_BYTES:
             return
         self._size += len(line.encode(errors="replace")) + 1
@@ -29,7 +27,7 @@ class Notes:
 
     @property
     def text(self) -> str:
-        """All lines, each with its end."""
+        """All lines, each with a line feed."""
         return "".join(f"{line}\n" for line in self._lines)
 
 
@@ -37,7 +35,6 @@ _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
 def note(line: str) -> None:
-    """Write one line."""
     notes = _notes.get()
     if notes is not None:
         notes.append(line)
@@ -46,5 +43,5 @@ def note(line: str) -> None:
 
 
 def collected() -> Bound[None, Notes]:
-    """Keep the notes of the block, in this thread, instead of writing them."""
+    """Collect the notes of this thread in the block instead of writing them."""
     return Bound(_notes, Notes())

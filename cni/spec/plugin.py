@@ -1,4 +1,4 @@
-"""What a plugin is: five verbs over typed requests. VERSION needs no plugin."""
+"""The interface of a plugin: five verbs over typed requests. VERSION needs no plugin."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,19 +12,19 @@ class Plugin(Protocol):
 
     @property
     def versions(self) -> Sequence[str]:
-        """The protocol versions the plugin speaks."""
+        """The supported protocol versions."""
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Attach. Returns the result, or a whole document in the requested version."""
+        """Attach. Returns the result, or a complete document in the requested version."""
 
     def delete(self, request: Request) -> None:
-        """Detach, also if all or part of the attachment is gone already."""
+        """Detach, also if parts of the attachment are gone already."""
 
     def check(self, request: Request) -> None:
-        """Compare the attachment with what `add` made."""
+        """Raise CNIError 102 if the attachment differs from the result of `add`."""
 
     def gc(self, request: Request) -> None:
         """Remove the attachments of this network that the runtime does not list as valid."""
 
     def status(self, request: Request) -> None:
-        """CNIError 50 or 51 if an `add` could not succeed now."""
+        """Raise CNIError 50 or 51 if an `add` could not succeed now."""

@@ -1,8 +1,8 @@
 """One CNI call as a typed value, read from environment and standard input.
 
-Runtimes' tests depend on the order of the checks, which is the reference's: first each variable,
-then the list of missing ones, then standard input, the network's name, and the version
-(pkg/skel/skel.go, pkg/utils/utils.go).
+The order of the checks is the reference's, because runtimes' tests depend on it: each variable, the
+list of missing variables, standard input, the network's name, the version (pkg/skel/skel.go,
+pkg/utils/utils.go).
 """
 
 import os
@@ -24,7 +24,7 @@ MAX_CONFIG_BYTES = 16 * 1024 * 1024
 
 _SECONDS = re.compile("[0-9]{1,12}")
 _CONTAINER_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
-# Go's unicode.IsSpace; str.isspace() also takes \x1c to \x1f, which interface names may hold.
+# Go's unicode.IsSpace. str.isspace() also accepts \x1c to \x1f, which interface names may have.
 _SPACE = frozenset("\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | frozenset(
     chr(c) for c in range(0x2000, 0x200B)
 )
@@ -50,10 +50,11 @@ _KEYS = frozenset(
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One call. Strings are as the runtime sent them, "" if it sent none.
+    """One call. Strings have the runtime's values, "" if it sent none.
 
-    `netns_descriptor` is CNI_NETNS, opened by a caller in whose mounts the path leads to it.
-    `unanswered_since`: an agent that died may have done this same call since that second.
+    `netns_descriptor` is CNI_NETNS, opened by the launcher in its own mount namespace.
+    `unanswered_since` is set if an agent died during this call: it may have done the call since
+    that second.
     """
 
     command: str
@@ -73,11 +74,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def arguments(self) -> Arguments:
-        """CNI_ARGS. Raises CNIError 4; a DEL, which must not fail for them, does not ask."""
+        """CNI_ARGS. Raises CNIError 4. A DEL must not fail for them, so it does not read them."""
         return parse_arguments(self.args)
 
     def with_keys(self, keys: Mapping[str, Any]) -> "Request":
-        """The same call with these values in its configuration; `raw` stays as the runtime's."""
+        """The same call with these keys in its configuration; `raw` stays the runtime's."""
         if not keys:
             return self
         config = msgspec.structs.replace(self.config, keys={**self.config.keys, **keys})
@@ -85,7 +86,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def previous_result(self) -> Result | None:
-        """The "prevResult", if there is one. CNIError 6 if it is not a result of this version."""
+        """The "prevResult", if any. Raises CNIError 6 if it is not a result of this version."""
         document = self.config.keys.get("prevResult")
         return None if document is None else result.convert(document, self.cni_version)
 
@@ -95,7 +96,7 @@ def read(
     read_config: Callable[[], bytes],
     netns_descriptor: int | None = None,
 ) -> Request:
-    """The request that a runtime made; `read_config` returns all of standard input.
+    """The request of a runtime; `read_config` returns all of standard input.
 
     Raises CNIError 4 (environment), 5 (standard input cannot be read), 6 (not a JSON object), 7
     (the network's name, the limits of a configuration).
@@ -116,7 +117,8 @@ def of_environ(
     network: str,
     netns_descriptor: int | None = None,
 ) -> Request:
-    """The request with these variables, which are not checked."""
+    """The request with these variables, unchecked."""
+    since = environ.get("PODFABRIC_UNANSWERED_SINCE", "")  # set by cni/launcher/launcher.c
     return Request(
         command=environ.get("CNI_COMMAND", ""),
         container_id=environ.get("CNI_CONTAINERID", ""),
@@ -129,7 +131,7 @@ def of_environ(
         environ=dict(environ),
         netns_override=environ.get("CNI_NETNS_OVERRIDE", "").upper() in ("TRUE", "1"),
         netns_descriptor=netns_descriptor,
-        unanswered_since=_since(environ),
+        unanswered_since=int(since) if _SECONDS.fullmatch(since) else None,
     )
 
 
@@ -156,9 +158,9 @@ def _check_container_id(value: str) -> None:
         raise error
 
 
-@lru_cache(256)  # nearly all pods have the same few
+@lru_cache(256)  # nearly all pods use the same few names
 def check_interface_name(value: str) -> None:
-    """Linux' rule for interface names, with the reference's messages (CNIError 4)."""
+    """Linux' rule for interface names. Raises CNIError 4 with the reference's messages."""
     if len(os.fsencode(value)) > 15:
         raise CNIError(
             Code.INVALID_ENVIRONMENT,
@@ -174,7 +176,7 @@ def check_interface_name(value: str) -> None:
         )
 
 
-# For each variable the commands that need it, and its own check.
+# For each variable, the commands that need it and its check.
 _REQUIRED: tuple[tuple[str, tuple[str, ...], Callable[[str], None] | None], ...] = (
     ("CNI_CONTAINERID", _ATTACHMENT, _check_container_id),
     ("CNI_NETNS", ("ADD", "CHECK"), None),
@@ -183,18 +185,12 @@ _REQUIRED: tuple[tuple[str, tuple[str, ...], Callable[[str], None] | None], ...]
 )
 
 
-def _since(environ: Mapping[str, str]) -> int | None:
-    """What a launcher says that repeats the call (cni/launcher/launcher.c)."""
-    text = environ.get("PODFABRIC_UNANSWERED_SINCE", "")
-    return int(text) if _SECONDS.fullmatch(text) else None
-
-
 def parse_arguments(args: str) -> Arguments:
     """The value of CNI_ARGS: `KEY=VALUE;KEY=VALUE`, by the reference's rules (pkg/types/args.go).
 
-    Keys are case-sensitive. An unknown key is an error unless IgnoreUnknown is true, which may
-    stand anywhere in the list. Raises CNIError 4, also for a broken pair, a value of IgnoreUnknown
-    that is not a boolean, and a text that is too long.
+    Keys are case-sensitive. Raises CNIError 4 for an unknown key, unless IgnoreUnknown is true
+    anywhere in the list, for a broken pair, for an IgnoreUnknown that is not a boolean, and for a
+    text that is too long.
     """
     if args == "":
         return Arguments()

@@ -1,8 +1,8 @@
 """Results: the newest version inside, any version at the edges.
 
-`encode` writes a result in the version that a runtime asked for, `decode` reads a delegate's,
-`convert` a `prevResult`. The rules are the reference's (pkg/types/{020,040,100}), also for which
-1.1 fields stay in a 1.0.0 result; tests compare with the reference's own output.
+`encode` writes a result in the runtime's version, `decode` reads a delegate's, `convert` a
+`prevResult`. The rules are the reference's (pkg/types/{020,040,100}), also for the 1.1 fields that
+stay in a 1.0.0 result; tests compare with the reference's output.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ FAMILY_040 = ("0.3.0", "0.3.1", "0.4.0")
 FAMILY_100 = ("1.0.0", "1.1.0")
 
 
-# What msgspec raises for bytes that are not JSON of the wanted shape.
+# msgspec's errors for bytes that are not JSON of the given shape.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-@lru_cache(1024)  # one ADD reads the same few several times
+@lru_cache(1024)  # one ADD reads the same addresses several times
 def _cidr(text: str) -> str:
     """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
     return str(address_text.network(text))
@@ -47,10 +47,7 @@ class DNS(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An interface of the attachment. `sandbox` is CNI_NETNS verbatim, "" on the host.
-
-    `rdmaDevice` and its character device `uverbs` are our additions to the specification.
-    """
+    """An interface. `rdmaDevice` and its `uverbs` are our additions to the specification."""
 
     name: str
     mac: str = ""
@@ -78,7 +75,6 @@ class IPConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def family(self) -> int:
-        """4 or 6."""
         return 6 if ":" in self.address else 4
 
 
@@ -109,7 +105,7 @@ class Route(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an ADD answers, in the shape of 1.1.0 without the version."""
+    """The result of an ADD, in the shape of 1.1.0 without the version."""
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[IPConfig, ...] = ()
@@ -141,7 +137,7 @@ _MAX_ROUTES = Meta(max_length=limits.ROUTES)
 
 
 class _NullableResult(msgspec.Struct):
-    """Result of 0.3.0 and later as it is read: Go writes null for an empty list."""
+    """A result of 0.3.0 and later: Go writes null for an empty list."""
 
     interfaces: Annotated[tuple[Interface, ...], _MAX_INTERFACES] | None = None
     ips: Annotated[tuple[IPConfig, ...], _MAX_ADDRESSES] | None = None
@@ -165,20 +161,16 @@ class _ResultCounts(_ResultVersion):
 
 
 def encode(result: Result, version: str) -> bytes:
-    """The result as a JSON document of `version`.
-
-    Raises CNIError 7 when a 0.1.0 or 0.2.0 document is asked for and there is no address.
-    """
+    """The result as JSON of `version`. Raises CNIError 7 if that needs an address."""
     return msgspec.json.encode(to_document(result, version))
 
 
 def to_document(result: Result, version: str) -> dict[str, Any]:
-    """The result as plain values of `version`; see `encode`."""
     version = version or "0.1.0"
     if version in FAMILY_020:
         return {"cniVersion": version, **_to_020(result)}
     document: dict[str, Any] = {"cniVersion": version, **msgspec.to_builtins(result)}
-    if not document.get("dns"):  # omit_defaults goes by identity for a struct within a struct
+    if not document.get("dns"):  # omit_defaults compares the identity of a nested struct
         document.pop("dns", None)
     if version in FAMILY_100:
         return document
@@ -199,10 +191,7 @@ def to_document(result: Result, version: str) -> dict[str, Any]:
 
 
 def require_convertible(version: str, *, has_addresses: bool) -> None:
-    """CNIError 7, before anything is changed, if `encode` would fail for the result.
-
-    A configuration without cniVersion means 0.1.0, in which a result must have an address.
-    """
+    """Raise CNIError 7 if `encode` would fail: 0.1.0, the default version, needs an address."""
     if version in FAMILY_020 and not has_addresses:
         raise CNIError(
             Code.INVALID_CONFIG,
@@ -212,18 +201,13 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
 
 
 def decode(document: bytes, config_version: str) -> Result:
-    """A delegate's result of any supported version, as runtimes' libraries read it.
-
-    A missing version is the configuration's. Raises CNIError 6, 1 for a version that is unknown.
-    """
+    """A delegate's result, by default of `config_version`. Raises CNIError 6, 1."""
     limits.require_readable(document)
     return _read(partial(msgspec.json.decode, document), _ResultCounts, config_version)
 
 
 def convert(document: object, config_version: str) -> Result:
-    """As `decode`, of a "prevResult" as plain values: a version of another family than the
-    configuration's is an error, as in the reference.
-    """
+    """The same for a "prevResult", whose version must be of the configuration's family."""
     family = _family(config_version)
     return _read(partial(msgspec.convert, document), _ResultVersion, config_version, family)
 
@@ -232,12 +216,12 @@ def _read(
     read: Callable[..., Any],
     outline: type[_ResultVersion],
     config_version: str,
-    wanted: tuple[str, ...] | None = None,
+    required_family: tuple[str, ...] | None = None,
 ) -> Result:
-    """The result that `read` answers as the type it is asked for; as `outline` first."""
+    """The result. `read(type=T)` returns it as T; first it is read as `outline`."""
     try:
         version = read(type=outline).cniVersion or config_version
-        family = wanted or _family(version)
+        family = required_family or _family(version)
         if version not in family:
             # "" belongs to the oldest family, where the reference prints it first.
             listed = " ".join((("",) if family is FAMILY_020 else ()) + family)
@@ -260,11 +244,8 @@ def _read(
 
 
 def after_previous(previous: Mapping[str, Any], result: Result, version: str) -> dict[str, Any]:
-    """Our result appended to an earlier plugin's, which keeps its unknown keys.
-
-    `previous` is the request's prevResult, of the same version family (1.x or 0.3 to 0.4).
-    """
-    # A document of the oldest versions cannot be empty, but ours may have nothing to add.
+    """Our result after an earlier plugin's, of the same version family, whose other keys stay."""
+    # A document of the oldest versions needs an address, but we may have none to add.
     empty = version in FAMILY_020 and not result.ips
     ours = {} if empty else to_document(result, version)
     offset = len(previous.get("interfaces") or ())

@@ -1,7 +1,7 @@
-"""Protocol versions: which configurations are supported, and from which version on a verb exists.
+"""Protocol versions: the supported ones, and the first version of each verb.
 
-As in the reference (pkg/version/{plugin,reconcile}.go, pkg/skel), a verb needs a version of at
-least its own, and a configuration exactly one of ours. The two have different errors.
+As in the reference (pkg/version/{plugin,reconcile}.go, pkg/skel), a verb needs its first version or
+a later one, and a configuration exactly one of ours. The two have different errors.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ FIRST_VERSION_WITH = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
 def parse(version: str) -> Parts:
-    """`1.0.0` as three integers; "" is 0.1.0. CNIError 6 if it is not one to three numbers."""
+    """`1.0.0` as three integers; "" is 0.1.0. Raises CNIError 6 unless it has 1 to 3 numbers."""
     if version == "":
         return (0, 1, 0)
     parts = version.split(".")
@@ -32,12 +32,11 @@ def parse(version: str) -> Parts:
 
 
 def at_least(version: str, other: str) -> bool:
-    """Whether `version` is `other` or later."""
     return parse(version) >= parse(other)
 
 
 def require_supported(version: str, supported: Sequence[str]) -> None:
-    """CNIError 1 unless the configuration's version is exactly one of the supported ones."""
+    """Raise CNIError 1 unless the configuration's version is one of the supported ones."""
     if version not in supported:
         listed = " ".join(f'"{name}"' for name in supported)
         raise CNIError(
@@ -48,7 +47,7 @@ def require_supported(version: str, supported: Sequence[str]) -> None:
 
 
 def require_verb(command: str, version: str, supported: Sequence[str]) -> None:
-    """CNIError 1 if the configuration's or the plugin's versions are too old for the verb."""
+    """Raise CNIError 1 if the configuration's or the plugin's versions are too old for the verb."""
     first = FIRST_VERSION_WITH.get(command)
     if first is None:
         return

@@ -19,8 +19,8 @@ from host.sysfs.pci import Function
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
     """The addresses of the devices to try, in order. Raises CNIError if there are none.
 
-    These are the device that the configuration names, or those that the kubelet gave to the pod,
-    or those of a master that are not reserved for other pods.
+    These are the device that the configuration names, or those that the kubelet gave to the pod, or
+    those of a master that are not reserved for other pods.
     """
     if options.device:
         yield options.device
@@ -56,7 +56,7 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
                 yield function.address
             else:
                 away.append(function.address)
-    yield from away  # they are in pods, and such a pod may be dead
+    yield from away  # these are in pods, which may be dead
     if not has_candidate:
         raise _no_vf(paths, options, match, denied)
 
@@ -76,7 +76,7 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
 
 
 def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
-    """Whether the device's interface is InfiniBand's; its PF's, if it has none on the host."""
+    """Whether the device's interface is InfiniBand's; without interface, whether its PF's is."""
     names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
     found = (links.find(host, name) for name in names if name)
     link = next(filter(None, found), None)
@@ -89,7 +89,7 @@ def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
-    """The same as `require_match`, before the device is locked; not for the pod's own device.
+    """`require_match` before the device is locked, but not for the pod's own device.
 
     The numbers of the pod's own device may still differ until a dead attachment is detached.
     """
@@ -99,13 +99,13 @@ def require_entitled(paths: Paths, address: str, options: SriovOptions, match: M
 
 
 def require_match(paths: Paths, function: Function, options: SriovOptions, match: Match) -> None:
-    """Raise CNIError if the device is not one that the pod may have.
+    """Raise CNIError if the pod may not have the device.
 
     Code 120 if the pod's uverbs devices belong to another HCA, and 120 or 121 if the device is
     reserved for other pods. The first does not apply to a VF without an RDMA device.
     """
     address, what = function.address, f"device {function.address}"
-    # A pod that holds no HCA has none to differ from.
+    # A pod without HCAs has no uverbs devices to compare.
     names = options.match_device and match.holdings.hcas and rdma_devices_of(paths, function)
     if names:
         remedy = 'leave "deviceID" and "master" out'
@@ -123,7 +123,7 @@ def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[D
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)
         return match.not_assigned(
-            f'"master": no device is free, and to take one that this pod was not given ({listed})',
+            f'"master": no device is free, and taking one that this pod was not given ({listed})',
             "have the pod request one (resources.limits)",
         )
     reasons = []
@@ -154,7 +154,7 @@ def _no_master(master: str) -> str:
 
 
 def missing(paths: Paths, options: SriovOptions) -> list[str]:
-    """Why an ADD would fail on this node now, for STATUS; [] if nothing says that."""
+    """The obstacles to an ADD on this node now, for STATUS; [] if there are none."""
     reasons: list[str] = []
     if options.rdma_isolation:
         try:
@@ -163,15 +163,15 @@ def missing(paths: Paths, options: SriovOptions) -> list[str]:
             reasons.append(unfit.message)
     if options.device:
         if not pci.is_present(paths, options.device):
-            reasons.append(f'there is no device "{options.device}" on this node')
+            reasons.append(f'device "{options.device}" is not on this node')
         return reasons
     functions = [pci.of_netdev(paths, master) for master in options.masters]
     pfs = [function.address for function in functions if function is not None]
     if options.masters and not pfs:
         reasons += [f'"master": {_no_master(master)}' for master in options.masters]
         return reasons
-    every = pfs or attribute_files.names(f"{paths.sys}/bus/pci/devices")
-    if not options.pf_only and not any(pci.vf_count(paths, address)[0] for address in every):
+    addresses = pfs or attribute_files.names(f"{paths.sys}/bus/pci/devices")
+    if not options.pf_only and not any(pci.vf_count(paths, address)[0] for address in addresses):
         where = ", ".join(options.masters) or "this node"
         reasons.append(f"{where} has no VFs: write a number to sriov_numvfs of a PF")
     return reasons

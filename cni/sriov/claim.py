@@ -1,4 +1,4 @@
-"""Claiming a device: choosing one and writing down that it is this attachment's.
+"""Claims a device: chooses one and records that it is this attachment's.
 
 Nothing else is changed, except that a device of a dead attachment is released first.
 """
@@ -37,20 +37,20 @@ class ClaimedDevice(NamedTuple):
     entry: JournalEntry
     record: DeviceRecord
     plan: DevicePlan
-    wanted: SriovOptions  # with what rules put in
-    allowance: Allowance  # what the attachment may use beside it
+    wanted: SriovOptions  # with the values that rules fix
+    allowance: Allowance  # of the attachment, for its addresses
 
 
 class _InUse(Exception):
     """Another attachment has the device. `settling`: a call for that attachment is running.
 
-    The text is for the tenant; only the note for the administrator names the other attachment.
+    The text is for the tenant. Only the note for the administrator names the other attachment.
     """
 
     def __init__(self, owner: JournalEntry, *, settling: bool) -> None:
         super().__init__(
             f"device {owner.device} is already allocated: another attachment has it since "
-            f"{owner.since} (the agent's log says which): try again, or name another device"
+            f"{owner.since} (the agent's log names it): try again, or name another device"
         )
         self.owner = owner
         self.settling = settling
@@ -65,25 +65,21 @@ class _InUse(Exception):
         )
 
 
-class Claimer:
-    """Claims devices of one node for attachments."""
+class Claimer(NamedTuple):
+    """Claims a device for one ADD."""
 
-    def __init__(self, journal: Journal, paths: Paths) -> None:
-        self._journal = journal
-        self._paths = paths
+    journal: Journal
+    paths: Paths
+    request: Request
+    namespace: NetworkNamespace
+    host: Rtnetlink
+    match: Match
 
-    def claim(
-        self,
-        request: Request,
-        wanted: SriovOptions,
-        namespace: NetworkNamespace,
-        host: Rtnetlink,
-        match: Match,
-    ) -> ClaimedDevice:
-        """The first candidate that will do. Raises CNIError with the reason for each other one.
+    def claim(self, wanted: SriovOptions) -> ClaimedDevice:
+        """The first suitable candidate. Raises CNIError with a reason for each candidate.
 
         If none is free, but a call for an attachment that has one is running, wait for that call.
-        Other attachments of the pod may choose meanwhile.
+        Other attachments of the pod may choose during the wait.
         """
         deadline = time.monotonic() + locks.TIMEOUT
         backoff = Backoff(0.05, 1.0)
@@ -91,11 +87,11 @@ class Claimer:
             refusals: list[CNIError] = []
             owners: dict[Attachment, _InUse] = {}
             settling = False
-            with match.choosing():
-                for address in candidates.candidates(self._paths, wanted, match):
+            with self.match.choosing():
+                for address in candidates.candidates(self.paths, wanted, self.match):
                     try:
-                        candidates.require_entitled(self._paths, address, wanted, match)
-                        return self._claim(address, request, wanted, namespace, host, match)
+                        candidates.require_entitled(self.paths, address, wanted, self.match)
+                        return self._claim(address, wanted)
                     except _InUse as in_use:
                         settling = settling or in_use.settling
                         owners[in_use.owner.attachment] = in_use
@@ -115,88 +111,80 @@ class Claimer:
             with interrupts.waiting():
                 time.sleep(backoff.pause())
 
-    def _claim(
-        self,
-        address: str,
-        request: Request,
-        wanted: SriovOptions,
-        namespace: NetworkNamespace,
-        host: Rtnetlink,
-        match: Match,
-    ) -> ClaimedDevice:
-        with self._journal.device_locked(address, timeout=0.0):
+    def _claim(self, address: str, wanted: SriovOptions) -> ClaimedDevice:
+        with self.journal.device_locked(address, timeout=0.0):
             self._release_from_the_dead(address)
             if wanted.device or wanted.device_id:
-                unrecorded.fetch_from_dead_pod(host, self._paths, address)
-            wanted, plan, allowance = self._planned(host, address, request, wanted, match)
-            candidates.require_match(self._paths, plan.function, wanted, match)
+                unrecorded.fetch_from_dead_pod(self.host, self.paths, address)
+            wanted, plan, allowance = self._planned(address, wanted)
+            candidates.require_match(self.paths, plan.function, wanted, self.match)
             record = record_of(plan, wanted)
             if plan.link is not None:
-                driver_settings = ethtool.settings(host, plan.link.name)
+                driver_settings = ethtool.settings(self.host, plan.link.name)
                 record = msgspec.structs.replace(record, ethtool=driver_settings)
-            boot_id = self._paths.boot_id()
+            boot_id = self.paths.boot_id()
             entry = JournalEntry.begun(
-                "sriov", request, namespace, boot_id, record, wanted.pod, address
+                "sriov", self.request, self.namespace, boot_id, record, wanted.pod, address
             )
-            self._journal.write(entry)
-            match.take(address)
+            self.journal.write(entry)
+            self.match.take(address)
         return ClaimedDevice(entry, record, plan, wanted, allowance)
 
     def _planned(
-        self, host: Rtnetlink, address: str, request: Request, wanted: SriovOptions, match: Match
+        self, address: str, wanted: SriovOptions
     ) -> tuple[SriovOptions, DevicePlan, Allowance]:
-        """The options with what rules put in, the plan, and what else the attachment may use."""
-        function = pci.find(self._paths, address)
+        """The options with the values that rules fix, the plan, and the allowance."""
+        function = pci.find(self.paths, address)
         if function is None:
-            return wanted, plan_of(host, self._paths, address, wanted), match.allowance
-        infiniband = candidates.is_infiniband(host, self._paths, function)
-        allowance = match.using(address, wanted.device_key or "master", address)
-        plan = plan_of(host, self._paths, address, wanted)
+            return wanted, plan_of(self.host, self.paths, address, wanted), self.match.allowance
+        infiniband = candidates.is_infiniband(self.host, self.paths, function)
+        allowance = self.match.using(address, wanted.device_key or "master", address)
+        plan = plan_of(self.host, self.paths, address, wanted)
         filled, allowance = vf_policy.completed(
-            request, wanted, allowance, function, infiniband=infiniband
+            self.request, wanted, allowance, function, infiniband=infiniband
         )
         if filled is not wanted:
-            plan = plan_of(host, self._paths, address, filled)
+            plan = plan_of(self.host, self.paths, address, filled)
         return filled, plan, vf_policy.as_planned(plan, filled, allowance, infiniband=infiniband)
 
     def _release_from_the_dead(self, address: str) -> None:
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""
-        for owner in self._journal.holders(address):
+        for owner in self.journal.holders(address):
             if isinstance(owner, JournalDamaged):
-                note(f"{owner}, and it names device {address}: run DEL for its attachment")
+                note(f"{owner}; it names device {address}: run DEL for its attachment")
                 raise CNIError(
                     Code.JOURNAL_DAMAGED,
                     f"device {address} may be another attachment's, whose journal file is damaged: "
                     "the agent's log names the file; run DEL for its attachment",
                 )
             try:
-                with self._journal.locked(owner.attachment, timeout=0.0):
+                with self.journal.locked(owner.attachment, timeout=0.0):
                     self._release_if_dead(owner)
             except Busy:
                 raise _InUse(owner, settling=True) from None
 
     def _release_if_dead(self, owner: JournalEntry) -> None:
         try:
-            unchanged = self._journal.read(owner.attachment) == owner
+            unchanged = self.journal.read(owner.attachment) == owner
         except JournalDamaged:
             unchanged = False
         if not unchanged:
             raise _InUse(owner, settling=True)  # another call was faster: look again
-        boot_id = self._paths.boot_id()
+        boot_id = self.paths.boot_id()
         if owner.phase is Phase.ATTACHED and lives(owner, boot_id):
             raise _InUse(owner, settling=False)
         note(f"device {owner.device} is released from {owner.attachment}, whose sandbox is gone")
         if owner.boot_id != boot_id:  # no kernel state outlives a boot
-            self._journal.release_device(owner)
+            self.journal.release_device(owner)
             return
         try:
             request = owner.delete_request()
             vf_release.release_locked(
-                self._journal, self._paths, owner.attachment, request, owner, owner.device
+                self.journal, self.paths, owner.attachment, request, owner, owner.device
             )
         except HostError as error:
             note(f"{owner.attachment}: {error}")
             raise HostError(
                 f"device {owner.device} cannot be released from an attachment whose sandbox is "
-                "gone (the agent's log says which, and why): try again later"
+                "gone (the agent's log has the reason): try again later"
             ) from None

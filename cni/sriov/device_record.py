@@ -1,4 +1,4 @@
-"""What the journal keeps of a device: its state before the ADD, and what the ADD sets."""
+"""The journal's record of a device: its state before the ADD, and the settings of the ADD."""
 
 import msgspec
 
@@ -18,26 +18,26 @@ class MovedRdmaDevice(msgspec.Struct, frozen=True):
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Enough to find the device and to restore it."""
+    """The data to find the device and to restore it."""
 
     device: str
     driver: str
     pf: str = ""  # address of the PF whose VF this is
     above: str = ""  # address of the PCI function whose scalable function this is
     origin: Origin | None = None  # the interface as it was on the host, if it has one
-    ethtool: dict[str, str] = {}  # its driver's settings, as `host.ethtool` reads them
+    ethtool: dict[str, str] = {}  # its driver's settings (host.ethtool)
     before: VF | None = None
     applied: VF | None = None
     mac: str = ""  # the address that the ADD sets on the interface
     mtu: int = 0
-    modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: on, among those configured
+    modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: those on, those configured
     infiniband: bool = False
-    pkey: int | None = None  # of an InfiniBand interface, as the kernel shows it
+    pkey: int | None = None  # the kernel's value for an InfiniBand interface
     rdma: tuple[MovedRdmaDevice, ...] = ()
 
     @property
     def segment(self) -> str:
-        """The link that the device is on: its PF's, with the VLAN or the P_Key."""
+        """The link of the device: its PF's, with the VLAN or the P_Key."""
         pf = self.pf or self.above or self.device
         if self.pkey is not None:
             return f"{pf} {self.pkey | 0x8000:#06x}"  # full and limited members of one partition
@@ -48,13 +48,13 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
     """The record of an ADD that has changed nothing yet."""
     function = plan.function
-    on = among = 0
+    on = mask = 0
     for flag, wanted in (
         (links.FLAGS["promisc"], options.promisc),
         (links.FLAGS["allmulti"], options.allmulti),
     ):
         if wanted is not None:
-            among |= flag
+            mask |= flag
             on |= flag if wanted else 0
     return DeviceRecord(
         device=function.address,
@@ -66,7 +66,7 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
         applied=vf_settings.wanted(plan.vf, options) if plan.vf is not None else None,
         mac=options.vf.get("mac", "") if plan.link is not None else "",
         mtu=options.mtu or 0,
-        modes=(on & MODES, among & MODES),
+        modes=(on & MODES, mask & MODES),
         infiniband=plan.infiniband,
         pkey=plan.link.pkey if plan.link is not None else None,
         rdma=tuple(MovedRdmaDevice(device.index, device.name) for device in plan.rdma),
@@ -74,7 +74,7 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
 
 
 def _origin(plan: DevicePlan) -> Origin | None:
-    """The interface as DEL restores it; an alias of ours is a leftover of a lost attachment."""
+    """The interface's state for the DEL. An alias of ours is left from a lost attachment."""
     if plan.link is None:
         return None
     origin = origin_of(plan.link)

@@ -1,8 +1,8 @@
 """The GUIDs of an InfiniBand VF. Its driver reads them when it binds, so new ones need a rebind.
 
-Rebinding creates a new interface and a new RDMA device, with another index and possibly another
-uverbs number. Another number is an error, because the container has had the old device's node
-since the kubelet admitted the pod.
+A rebind creates a new interface and a new RDMA device, with another index and possibly another
+uverbs number. Another number is an error, because the container has had the old device's node since
+the kubelet admitted the pod.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ APPEARANCE = 5.0  # seconds for the interface that a driver creates
 
 
 def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
-    """Whether the interface's GUID differs from the one that the PF has for it now."""
+    """Whether the interface's GUID differs from its setting at the PF."""
     wanted = record.applied.port_guid if record.applied is not None else None
     return link is not None and record.infiniband and wanted not in (None, guid_of(link))
 
@@ -34,10 +34,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind a VF's driver, so that it reads its new GUID. Returns the new plan and record.
-
-    Raises CNIError 100 with both uverbs devices if the VF gets another one.
-    """
+    """Rebind a VF's driver, which then reads its GUID. Raises CNIError 100 if uverbs change."""
     link = plan.link
     if link is None:
         return plan, record
@@ -64,10 +61,7 @@ def rebind(
 
 
 def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
-    """Log that the interface is not in the partition that the configuration names.
-
-    No error: the subnet manager may add the port to the partition later.
-    """
+    """Log that the interface is in another partition, which the subnet manager may change."""
     own = plan.link.pkey if plan.link is not None else None
     if pkey is not None and own is not None and (pkey ^ own) & 0x7FFF:
         note(
@@ -77,10 +71,7 @@ def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
 
 
 def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
-    """Rebind the VF's driver on the host, once the PF has the old GUIDs again.
-
-    Otherwise the interface would keep the last pod's GUID.
-    """
+    """Rebind the VF's driver on the host, so that its interface has the PF's old GUID again."""
     if record.before is None or record.applied is None or record.origin is None:
         return
     if record.before.port_guid == record.applied.port_guid or not record.infiniband:
@@ -98,10 +89,7 @@ def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> 
 
 
 def await_link(host: Rtnetlink, address: str, old: Link, *, same_index: bool = False) -> Link:
-    """Wait for the interface of a device on the host that replaces `old`.
-
-    It has another index than `old`; with `same_index` it may have the same. Raises HostError.
-    """
+    """Wait for the host's interface of a device that replaces `old`. Raises HostError."""
 
     def appeared() -> Link | None:
         for link in links.every(host):

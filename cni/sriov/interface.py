@@ -1,8 +1,8 @@
-"""Puts a device into the pod: RDMA devices, interface, addresses, in the order the kernel needs.
+"""Puts a device into the pod, in the order that the kernel needs, and compares it there.
 
 InfiniBand's RDMA device moves first, because the kernel then deletes its IPoIB interface and
-creates a new one on the host. RoCE's RDMA device moves last, after the interface that its GIDs
-come from.
+creates a new one on the host. RoCE's RDMA device moves last, after the interface that its GIDs come
+from.
 """
 
 from functools import partial
@@ -11,10 +11,13 @@ import msgspec
 
 from base.interrupts import wait_until
 from base.paths import Paths
-from cni.attachments import probing
-from cni.attachments.results import hops
+from cni.attachments import probing, results
+from cni.attachments.journal import Journal
+from cni.attachments.lifecycle import sandbox_of
+from cni.attachments.results import compare, differs, hops
 from cni.spec.attachment import Attachment
-from cni.spec.result import Result
+from cni.spec.request import Request
+from cni.spec.result import Interface, Result
 from cni.sriov import guids, rdma_devices, vf_settings
 from cni.sriov.device_record import DeviceRecord
 from cni.sriov.plan import DevicePlan
@@ -26,6 +29,7 @@ from host.netlink import interface_addresses, links
 from host.netlink.interface_addresses import add_routes
 from host.netlink.links import Link
 from host.netlink.sockets import Rtnetlink
+from host.sysfs import pci
 from ipam.delegation import IpamCall
 
 CARRIER_WAIT = 0.2  # seconds, only for the announcement: a VF's link may stay down
@@ -38,7 +42,7 @@ class Placed(msgspec.Struct, frozen=True):
     mac: str  # "" if unknown
     mtu: int  # bytes, 0 if unknown
     bdf: str  # "" for an auxiliary device
-    answer: Result  # with the addresses that it has
+    answer: Result  # with its addresses
 
 
 def place(
@@ -54,10 +58,7 @@ def place(
     *,
     accept_ra: bool = False,
 ) -> Placed:
-    """Move a device into the pod and configure it there. The caller undoes this after a failure.
-
-    The addresses of `answer` are those of `ipam`. `accept_ra` as for `addresses.configure`.
-    """
+    """Move a device into the pod and configure it there. The caller undoes this after a failure."""
     bdf = plan.function.address if ":" in plan.function.address else ""
     unprobed = ipam is not None and bool(ipam.unprobed)
     if plan.link is None:
@@ -105,7 +106,7 @@ def give_addresses(
 
 
 def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:
-    """Address and MTU of a VF with a userspace driver, as its PF reports them."""
+    """Address and MTU of a VF with a userspace driver, reported by its PF."""
     if not record.pf or record.applied is None:
         return "", 0
     with vf_settings.pf_of(paths, host, record.pf) as pf:
@@ -115,10 +116,7 @@ def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> t
 
 
 def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link:
-    """Set the address that was asked for and wait until the interface has it.
-
-    A VF's driver passes the address to its PF, which takes a while and may fail.
-    """
+    """Set the configured address and wait: a VF's driver passes it to the PF, which may fail."""
     if record.mac in ("", moved.mac):
         return moved
     netdev_move.set_address(pod, moved, record.mac)
@@ -135,3 +133,57 @@ def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link
     if not wait_until(has_address, MAC_TIME, longest_pause=0.02):
         raise HostError(f'"{moved.name}" still has address {now.mac} after {record.mac} was set')
     return now
+
+
+def check(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
+    """Raise CNIError 102 for the first difference, 7 if prevResult is missing."""
+    expected = results.expected(request)
+    record = results.recorded(journal, attachment, DeviceRecord)
+    function = pci.find(paths, record.device)
+    if function is None:
+        raise differs(f"device {record.device} is gone from this node")
+    present = (function.pf, function.index if record.applied is not None else None)
+    right = (record.pf, record.applied.index if record.applied is not None else None)
+    compare(
+        f"device {record.device}",
+        {"driver": (function.driver, record.driver), "PF and number": (present, right)},
+    )
+    with sandbox_of(request) as sandbox:
+        _compare_settings(paths, sandbox.host, record)
+        rdma_devices.require_in(sandbox.namespace, record)
+        if record.origin is None:
+            return
+        link = links.find(sandbox.pod, request.ifname)
+        if link is None:
+            raise differs(f'interface "{request.ifname}" is gone from the pod')
+        _compare_link(link, attachment, record, expected.interface)
+        expected.compare_addresses(sandbox.pod, link)
+
+
+def _compare_settings(paths: Paths, host: Rtnetlink, record: DeviceRecord) -> None:
+    if record.applied is None:
+        return
+    with vf_settings.vf_of(paths, host, record.pf, record.applied.index) as (pf, found):
+        pass
+    if record.before is not None and record.applied.mac == record.before.mac:
+        # The ADD set no address: a VF may change its own, and its PF then shows that.
+        found = msgspec.structs.replace(found, mac=record.applied.mac)
+    different = vf_settings.differences(found, record.applied)
+    compare(f'VF {record.applied.index} of "{pf.name}"', different)
+
+
+def _compare_link(
+    link: Link, attachment: Attachment, record: DeviceRecord, shown: Interface
+) -> None:
+    on, mask = record.modes
+    compare(
+        f'"{link.name}"',
+        {
+            "device": (link.device, record.device),
+            "alias": (link.alias, Mark(attachment.key).alias),
+            "mtu": (link.mtu, record.mtu or shown.mtu or link.mtu),
+            "mac": (link.mac, shown.mac or link.mac),
+            "promisc, allmulti": (link.flags & mask, on),
+            "administrative state": (results.up(link.up), "up"),
+        },
+    )

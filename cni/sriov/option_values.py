@@ -1,6 +1,6 @@
 """Checks the values of a network configuration of type `sriov`, one by one.
 
-None and "" mean that a key is not set, and are returned as None, "" or (). Every function raises
+`None` and "" mean that a key is not set. They become `None`, "" or (). Every function raises
 CNIError 7 (4 for CNI_ARGS), which names the key and the remedy.
 """
 
@@ -20,18 +20,18 @@ CNI_ARGS_MAC = "CNI_ARGS MAC"  # the key of a MAC in CNI_ARGS, as errors name it
 
 TAG = ("vlan", "vlanQoS", "vlanProto")
 ETHERNET = (*TAG, "mac", "spoofchk", "trust", "min_tx_rate", "max_tx_rate")
-"""What a PF sets for its VF, and InfiniBand does not have: IPoIB takes no such setting."""
+"""A PF's settings for its VF that InfiniBand does not have."""
 
 
 class WrittenValue(NamedTuple):
-    """A value and its key as errors name it; ("", "") if no key has a value."""
+    """A value, and its key in error texts; ("", "") if no key has a value."""
 
     key: str
     value: str
 
 
 def masters(written: str | list[str] | None) -> tuple[str, ...]:
-    """The interface names in `master`, which is a name or a list of names, without repetition."""
+    """The interface names in `master`, a name or a list of names, without repetition."""
     names = (written,) if isinstance(written, str) else tuple(dict.fromkeys(written or ()))
     if names in ((), ("",)):
         return ()
@@ -41,7 +41,7 @@ def masters(written: str | list[str] | None) -> tuple[str, ...]:
 
 
 def vlan(number: int | None, qos: int | None, proto: str | None) -> dict[str, Any]:
-    """`vlan`, `vlanQoS` and `vlanProto` by key, or {}; the latter two need the first."""
+    """`vlan`, `vlanQoS` and `vlanProto` by key, or {}; the last two need the first."""
     if number is None:
         for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
             if value not in (None, ""):
@@ -50,7 +50,7 @@ def vlan(number: int | None, qos: int | None, proto: str | None) -> dict[str, An
     if not 0 <= number <= HIGHEST_VLAN:
         raise invalid_config(
             f'"vlan": {number} is out of range: 1 to {HIGHEST_VLAN}, 0 for no tag; without the '
-            "key the VLAN stays as it is"
+            "key the VLAN does not change"
         )
     qos = qos or 0
     if not 0 <= qos <= HIGHEST_QOS:
@@ -120,7 +120,7 @@ def link_state(written: str | None) -> str:
 
 
 def rates(lowest: int | None, highest: int | None) -> dict[str, int]:
-    """The rates in Mbit/s by key, or {}. One alone means no limit by the other."""
+    """The rates in Mbit/s by key, or {}. If only one is written, the other becomes 0 (no limit)."""
     both = {"min_tx_rate": lowest, "max_tx_rate": highest}
     for key, rate in both.items():
         if rate is not None and not 0 <= rate <= HIGHEST_RATE:
@@ -137,19 +137,19 @@ def rates(lowest: int | None, highest: int | None) -> dict[str, int]:
 
 
 def mtu(written: int | None) -> int | None:
-    """The MTU in bytes, in the range that any device can have."""
+    """The MTU in bytes."""
     if not written:  # 0 leaves it unchanged, as in ipoib
         return None
     if not SMALLEST_MTU <= written <= LARGEST_MTU:
         raise invalid_config(
             f'"mtu": {written} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
-            "what the PF allows"
+            "the PF's maximum"
         )
     return written
 
 
 def wrong(key: str, text: str) -> CNIError:
-    """The error for a key's value; `key` is as WrittenValue has it."""
+    """The error for a key's value; `key` is that of a WrittenValue."""
     code = Code.INVALID_ENVIRONMENT if key == CNI_ARGS_MAC else Code.INVALID_CONFIG
     return CNIError(code, f"{key}: {text}")
 

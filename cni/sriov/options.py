@@ -1,7 +1,7 @@
 """Reads and checks a network configuration of type `sriov`.
 
 The keys are those of sriov-cni and ib-sriov-cni; `master` and `pfOnly` come from their common
-ancestor. null means that a key is not set. What is not set stays as it is on the device.
+ancestor. null means that a key is not set. A setting without a key does not change.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from cni.sriov import option_values
 from cni.sriov.option_values import CNI_ARGS_MAC, TAG, WrittenValue, wrong
 from host.sysfs import pci
 
-# ib-kubernetes sets this in a pod's args.cni once the subnet manager knows the pod's GUID.
+# ib-kubernetes sets this in a pod's args.cni once the subnet manager has the pod's GUID.
 IB_KUBERNETES_KEY, IB_KUBERNETES_DONE = "mellanox.infiniband.app", "configured"
-# A PF may keep the other settings for a VF without an interface, whose link layer is not known.
+# A PF may have the other settings for a VF without an interface, whose link layer is not known.
 _NEVER_INFINIBAND = (*TAG, "mac", "spoofchk")
 
 
@@ -85,23 +85,24 @@ _IN_OUR_CASE = {key.lower(): key for key in sorted(KNOWN)}
 
 
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. None and "" leave a setting unchanged.
+    """A valid configuration. `None` and "" leave a setting unchanged.
 
-    `vf` has what the PF is to set for its VF, by key: "mac", "vlan", "vlanQoS", "vlanProto",
-    "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "guid". A key that is not there
-    leaves that unchanged. Of a VLAN, and of the rates, all keys are there, or none.
+    `vf` has the PF's settings for its VF, by key: "mac", "vlan", "vlanQoS", "vlanProto",
+    "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "guid". A missing key leaves
+    the setting unchanged. The keys of a VLAN are all there or none of them, and so are those of the
+    rates.
     """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
     device_key: str  # the key that names the device: "deviceID"; "" if none does
-    device_id: DeviceId  # the kubelet's id if that is not an address: "0" of a pool of mode "all"
+    device_id: DeviceId  # the kubelet's id if it is not an address: "0" of a pool of mode "all"
     masters: tuple[str, ...]  # PF netdevs whose free VFs may be used; () if a device is named
     pf_only: bool  # attach the PF itself
     match_device: bool  # the device must be one of the pod's, if the pod has any HCA
     vf: Mapping[str, Any]
     pkey: PKey | None  # must be in the port's table, which only the subnet manager fills
     rdma_isolation: bool
-    vfio_pci_mode: bool | None  # None: accept either driver
+    vfio_pci_mode: bool | None  # `None` accepts either driver
     mtu: int | None
     allmulti: bool | None
     promisc: bool | None
@@ -112,7 +113,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys with the case that they have here: Go's decoder, and so sriov-cni, ignores case."""
+    """Keys with our spelling: Go's decoder, and so sriov-cni, ignores case."""
     folded = {
         _IN_OUR_CASE.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN
     }
@@ -120,10 +121,7 @@ def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
-    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, with key and remedy.
-
-    STATUS passes `needs_device=False`: no device is chosen without a pod.
-    """
+    """The options of a request. Raises CNIError 4 and 7, with key and remedy."""
     written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
     masters = option_values.masters(written.master)
@@ -208,7 +206,7 @@ def no_such_device(device_id: str, key: str = "deviceID") -> CNIError:
 
 
 def no_device(addition: str = "") -> CNIError:
-    """The error for an attachment without a device; `addition` is what else is known about it."""
+    """The error for an attachment without a device."""
     return invalid_config(
         '"deviceID" is missing: Multus passes it only if the NetworkAttachmentDefinition has '
         'the annotation "k8s.v1.cni.cncf.io/resourceName" and the pod requests that resource. '
@@ -218,7 +216,7 @@ def no_device(addition: str = "") -> CNIError:
 
 
 def _mac(written: _SriovConfig, request: Request) -> WrittenValue:
-    """The MAC: runtimeConfig takes precedence over CNI_ARGS, and those over the configuration."""
+    """The MAC: runtimeConfig has priority, then CNI_ARGS, then the configuration."""
     mac, upper = written.mac, written.upper_mac  # sriov-cni ignores the key's case
     if mac and upper and mac.lower() != upper.lower():
         raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: leave one out')
@@ -270,7 +268,7 @@ def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[st
 
 
 def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
-    """Raise CNIError for options that no device has together; `vf` are names of the VF's."""
+    """Raise CNIError for options that exclude each other; `vf` names the VF's by key."""
     named = [name for name in vf.values() if name]
     if written.pfOnly and named:
         raise wrong(
@@ -304,7 +302,7 @@ def _check_ib_kubernetes(written: _SriovConfig, guid: WrittenValue) -> None:
     if _cni_arguments(written).get(IB_KUBERNETES_KEY) != IB_KUBERNETES_DONE:
         raise invalid_config(
             f'"ibKubernetesEnabled": "args.cni" has no "{IB_KUBERNETES_KEY}": '
-            f'"{IB_KUBERNETES_DONE}", which ib-kubernetes sets once the subnet manager knows the '
+            f'"{IB_KUBERNETES_DONE}", which ib-kubernetes sets once the subnet manager has the '
             "pod's GUID: check that it runs, and read its log"
         )
     if not guid.value and not written.pfOnly:

@@ -1,7 +1,4 @@
-"""Examines a device before an ADD, and refuses one that cannot do what the options ask for.
-
-Nothing is changed here.
-"""
+"""Examines a device before an ADD, and refuses one that cannot satisfy the options."""
 
 from collections.abc import Sequence
 
@@ -29,11 +26,11 @@ _ASK_THE_KUBELET = (
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A device before an ADD, which can do what the options ask for."""
+    """A device before an ADD that can satisfy the options."""
 
     function: Function
-    link: Link | None  # its interface on the host; None with a userspace driver
-    vf: VF | None  # its settings at the PF; None if it is not a VF
+    link: Link | None  # its interface on the host; `None` with a userspace driver
+    vf: VF | None  # its settings at the PF; `None` unless it is a VF
     rdma: tuple[NetlinkRdmaDevice, ...] = ()  # to be moved with it
 
     @property
@@ -53,7 +50,7 @@ def plan_of(host: Rtnetlink, paths: Paths, address: str, options: SriovOptions) 
     """The device at `address`, checked against `options`. Raises DeviceUnfit, HostError."""
     function = pci.find(paths, address)
     if function is None:
-        raise DeviceUnfit(f'there is no device "{address}" on this node: {_ASK_THE_KUBELET}')
+        raise DeviceUnfit(f'device "{address}" is not on this node: {_ASK_THE_KUBELET}')
     _require_kind(paths, function, options)
     link = None if function.userspace else interface_of(host, paths, function)
     if link is not None:
@@ -68,7 +65,7 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
     """The interface of a device on the host. Raises DeviceUnfit if it has none."""
     names: Sequence[str] = function.netdevs
     if not function.is_vf and ":" in function.address:
-        # A PF in switchdev mode also lists the representors of its VFs and SFs.
+        # In switchdev mode its netdevs include the representors of its VFs and SFs.
         names = [name] if (name := pci.pf_netdev(paths, function.address)) else []
     for name in names:
         link = links.find(host, name)
@@ -86,10 +83,7 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
 
 
 def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
-    """Refuse interfaces that the host uses: in a bond or bridge, or with an address or a route.
-
-    A move removes addresses and routes, and no DEL could tell who still wants them.
-    """
+    """Refuse an interface that the host uses: a DEL could not restore its addresses and routes."""
     if master := attribute_files.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '
@@ -150,14 +144,8 @@ def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) ->
         pass
     if link is None or link.link_type != ARPHRD_INFINIBAND:
         return vf
-    return _with_guids(paths, function, link, vf)
-
-
-def _with_guids(paths: Paths, function: Function, link: Link, vf: VF) -> VF:
-    """The VF with the GUIDs that its driver has read, where the PF reports none.
-
-    Linux before 5.5 reports none, and mlx5's PF only those set since it was bound.
-    """
+    # Linux before 5.5 reports no GUIDs, and mlx5's PF only those set since it was bound. Then
+    # these are the GUIDs that the VF's driver has read.
     port = vf.port_guid or _valid(guid_of(link))
     nodes = [infiniband.node_guid(paths, name) for name in function.rdma]
     node = vf.node_guid or next(filter(_valid, nodes), port)

@@ -1,8 +1,7 @@
-"""The plugin `sriov`: what happens to a pod, in order.
+"""The plugin `sriov`: the steps of each verb, in order.
 
-If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reverse. What a killed
-process leaves is in the journal: the next DEL, GC, sweep, or ADD for the same device undoes it
-from there.
+If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reverse. If the process
+is killed, the next DEL, GC, sweep, or ADD for the same device undoes them from the journal.
 """
 
 from typing import Any, ClassVar
@@ -21,9 +20,9 @@ from cni.spec.result import Result
 from cni.sriov import (
     candidates,
     guids,
+    interface,
     options,
     sriov_cni,
-    vf_check,
     vf_policy,
     vf_release,
     vf_settings,
@@ -39,8 +38,6 @@ from policy.allowance import Allowance
 
 
 class Sriov(InterfacePlugin):
-    """The plugin on one node, with the files that `paths` names."""
-
     name: ClassVar = "sriov"
 
     def add(self, request: Request) -> dict[str, Any]:
@@ -52,9 +49,9 @@ class Sriov(InterfacePlugin):
         with self._attaching(attachment, request) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
             undo.last(lambda: self.journal.remove(attachment))
-            entry, record, plan, wanted, allowance = Claimer(self.journal, self.paths).claim(
-                request, wanted, namespace, host, self._match(request, wanted, allowance)
-            )
+            match = self._match(request, wanted, allowance)
+            claimer = Claimer(self.journal, self.paths, request, namespace, host, match)
+            entry, record, plan, wanted, allowance = claimer.claim(wanted)
             answer = Result()
             needs_interface = wanted.ipam_type == "dhcp"
             needs_binding = guids.needs_binding(plan.link, record)
@@ -73,7 +70,7 @@ class Sriov(InterfacePlugin):
                 entry = entry.with_record(record)
                 self.journal.write(entry)
                 allowance = vf_policy.in_partition(plan, allowance)
-                if ipam is not None:  # only now, for the GUID decides the partition
+                if ipam is not None:  # only now, because the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
             placed = place(
@@ -90,12 +87,12 @@ class Sriov(InterfacePlugin):
             sandbox.require_still_there()
             document = self._document(request, placed, plan, answer, wanted)
             cidrs = [ip.address for ip in answer.ips]
-            interrupts.hold()  # from here on the call is answered as attached
+            interrupts.hold()  # from here on the call reports success
             self.journal.write(entry.attached(record, cidrs, record.segment))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Restore the attachment's device, unless that was done already. HostError, Busy."""
+        """Restore the attachment's device, unless that was done already. Raises HostError, Busy."""
         vf_release.release(self.journal, self.paths, attachment, request, entry)
         if entry is not None:
             sriov_cni.forget(self.paths, attachment, entry.device)
@@ -105,9 +102,9 @@ class Sriov(InterfacePlugin):
         return sriov_cni.adopt(self.journal, self.paths, attachment, request)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
-        """Compare the device with the record and prevResult. CNIError 102 for a difference."""
+        """Raise CNIError 102 if the device differs from the record or prevResult."""
         options.read(request)
-        vf_check.check(self.journal, self.paths, attachment, request)
+        interface.check(self.journal, self.paths, attachment, request)
 
     def require_ready(self, request: Request) -> None:
         """Raise CNIError unless a device could be attached now: VFs, RDMA's mode."""
@@ -118,23 +115,22 @@ class Sriov(InterfacePlugin):
             raise CNIError(Code.UNAVAILABLE, "; ".join(missing))
 
     def _match(self, request: Request, wanted: SriovOptions, allowance: Allowance) -> Match:
-        """The devices that the pod holds, if it holds any."""
         return matched(
             self.paths,
             request,
             wanted.pod,
             needed=not wanted.device and not wanted.masters,
-            wanted=wanted.match_device,
+            match_device=wanted.match_device,
             allowance=allowance,
         )
 
     def _apply_settings(self, host: Rtnetlink, record: DeviceRecord) -> None:
-        """Have the PF set what the configuration asks for its VF."""
+        """Have the PF apply the configuration's settings for its VF."""
         if record.before is None or record.applied in (None, record.before):
             return
         if pci.place_of_vf(self.paths, record.device) != (record.pf, record.before.index):
             raise CNIError(
-                Code.TRY_AGAIN, f"the VFs of {record.pf} were created again meanwhile: try again"
+                Code.TRY_AGAIN, f"the VFs of {record.pf} have just been created again: try again"
             )
         with vf_settings.pf_of(self.paths, host, record.pf) as pf:
             vf_settings.apply(host, pf, record.before, record.applied)
@@ -148,7 +144,7 @@ class Sriov(InterfacePlugin):
         wanted: SriovOptions,
     ) -> dict[str, Any]:
         names = candidates.rdma_devices_of(self.paths, plan.function)
-        interface = results.interface_of(
+        shown = results.interface_of(
             self.paths, request, mac=placed.mac, mtu=placed.mtu, bdf=placed.bdf, rdma=names
         )
-        return results.document(request, interface, answer, wanted.dns)
+        return results.document(request, shown, answer, wanted.dns)

@@ -1,12 +1,12 @@
 """Moves RDMA devices of an interface into the pod, and restores them on the host.
 
 The RDMA devices of a function are found by their uverbs devices, which are visible in every
-namespace, so a move or another name does not matter. An index does not identify a device for
-long: binding a driver creates a new device, and another HCA's may get the index.
+namespace and under any name. An index identifies a device only until a driver is bound: that
+creates a new device, and another HCA's device may get the index.
 
-Containers have the numbers of uverbs devices since their pod was admitted. The kernel gives the
-lowest free number to a device that is bound, created, or moved to another namespace, over all RDMA
-devices of the node. Two at the same time could swap their numbers, so one call at a time does this.
+Containers have the numbers of uverbs devices since their pod was admitted. A device that is bound,
+created, or moved to another namespace gets the lowest free number among all RDMA devices of the
+node. Two such calls could swap numbers, so they run one at a time.
 """
 
 import threading
@@ -31,10 +31,7 @@ _own = threading.local()  # `held`: this thread has the lock
 
 
 def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
-    """Move the devices from the host into the pod, and wait until they are there.
-
-    Raises CNIError 100 if one has another number there.
-    """
+    """Move the devices from the host into the pod. Raises CNIError 100 for another number."""
     with numbers_kept(paths, [moved.name for moved in record.rdma]):
         for moved in record.rdma:
             with rdma.rdma() as host:
@@ -45,18 +42,20 @@ def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> 
             _await(moved, namespace)
 
 
-def are_in(namespace: NetworkNamespace, record: DeviceRecord) -> bool:
-    """Whether all devices in the record are in the pod."""
-    return not _missing(namespace, record)
+def _await(moved: MovedRdmaDevice, namespace: NetworkNamespace) -> None:
+    with rdma.rdma(namespace) as pod:
+        if not wait_until(lambda: rdma.by_index(pod, moved.index), ARRIVAL, 0.005, 0.01):
+            raise HostError(f"RDMA device {moved.name} did not arrive in the pod")
 
 
 def require_in(namespace: NetworkNamespace, record: DeviceRecord) -> None:
     """Raise CNIError 102 for a device that is not in the pod."""
-    for name in _missing(namespace, record):
+    for name in missing(namespace, record):
         raise differs(f"RDMA device {name} is gone from the pod")
 
 
-def _missing(namespace: NetworkNamespace, record: DeviceRecord) -> list[str]:
+def missing(namespace: NetworkNamespace, record: DeviceRecord) -> list[str]:
+    """The names of the record's devices that are not in the pod."""
     if not record.rdma:
         return []
     with rdma.rdma(namespace) as pod:
@@ -81,7 +80,7 @@ def restore(
 
     if wait_until(is_restored, seconds, longest_pause=0.02):
         return True
-    # It has none: its driver or RDMA module was unloaded. One that moved has arrived by now.
+    # Without any, its driver or RDMA module was unloaded: a moved one has arrived by now.
     return not pci.rdma_of(paths, record.device)
 
 
@@ -97,12 +96,9 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
 
 
 def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
-    """Whether the host has all RDMA devices of the function. If so, restore their names.
-
-    A device that moves has no uverbs device meanwhile, so it looks as if it were gone.
-    """
+    """Whether the host has all RDMA devices of the function. If so, restore their names."""
     names = pci.rdma_of(paths, record.device)
-    if record.rdma and not names:
+    if record.rdma and not names:  # a device that moves has no uverbs device
         return False
     with rdma.rdma() as host:
         on_host = {device.name: device for device in rdma.devices(host)}
@@ -115,15 +111,9 @@ def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
     return True
 
 
-def _await(moved: MovedRdmaDevice, namespace: NetworkNamespace) -> None:
-    with rdma.rdma(namespace) as pod:
-        if not wait_until(lambda: rdma.by_index(pod, moved.index), ARRIVAL, 0.005, 0.01):
-            raise HostError(f"RDMA device {moved.name} did not arrive in the pod")
-
-
 @contextmanager
 def numbering_alone(paths: Paths) -> Iterator[None]:
-    """Let no other call make the kernel number devices in the block. Blocks may be nested."""
+    """One call at a time makes the kernel number devices in the block. Blocks may be nested."""
     if getattr(_own, "held", False):
         yield
         return
@@ -137,10 +127,7 @@ def numbering_alone(paths: Paths) -> Iterator[None]:
 
 @contextmanager
 def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
-    """As `numbering_alone`, if there are RDMA devices with these names.
-
-    Raises CNIError 100 if one has another number after the block.
-    """
+    """`numbering_alone`, if there are devices. Raises CNIError 100 if a number changes."""
     if not names:
         yield
         return

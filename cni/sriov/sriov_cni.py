@@ -1,8 +1,8 @@
-"""Adopts attachments of sriov-cni and ib-sriov-cni, so that their DEL restores the VF as for ours.
+"""Adopts attachments of sriov-cni and ib-sriov-cni, so that a DEL restores their VFs like ours.
 
-Both keep a file per attachment, `<container>-<interface>`, with the configuration of the ADD and
-the VF's former state (SaveNetConf in pkg/utils/utils.go of both). sriov-cni also keeps a file per
-VF in use, `pci/<BDF>`, and makes both directories with mode 0600. Only root can write to them.
+Both keep a file per attachment, `<container>-<interface>`, with the ADD's configuration and the
+VF's earlier state (SaveNetConf in pkg/utils/utils.go of both). sriov-cni also keeps a file per VF
+in use, `pci/<BDF>`, and makes both directories with mode 0600. Only root can write to them.
 """
 
 import time
@@ -50,16 +50,16 @@ class _VfState(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class FormerState(msgspec.Struct, frozen=True):
-    """A file of sriov-cni or ib-sriov-cni, as far as a DEL needs it."""
+    """The fields of a file of sriov-cni or ib-sriov-cni that a DEL needs."""
 
     deviceID: str
     state: _VfState | None = msgspec.field(name="OrigVfState", default=None)  # of sriov-cni
-    # What the ADD set.
+    # Settings of the ADD.
     mac: str = msgspec.field(name="MAC", default="")
     spoofchk: str = ""
     trust: str = ""
     link_state: str = ""
-    # of ib-sriov-cni
+    # Of ib-sriov-cni.
     host_name: str = msgspec.field(name="HostIFNames", default="")
     host_guid: str = msgspec.field(name="HostIFGUID", default="")
 
@@ -67,8 +67,9 @@ class FormerState(msgspec.Struct, frozen=True):
 def adopt(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request
 ) -> JournalEntry | None:
-    """Write the journal's entry of such an attachment. None if there is no file of it, or if
-    another attachment has the VF by now. HostError if its interface is in another living namespace.
+    """Write the entry of such an attachment, unless its VF has another one by now.
+
+    Raises HostError if its interface is in another living namespace.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)
@@ -79,7 +80,7 @@ def adopt(
     with journal.device_locked(address):
         taken = any(True for _ in journal.holders(address))
         if taken or _is_outdated(paths, path, address):
-            note(f"{path} is of an earlier use of device {address}, which stays as it is")
+            note(f"{path} is of an earlier use of device {address}: the device is not changed")
             path.unlink(missing_ok=True)
             return None
         with netlink() as host:
@@ -93,7 +94,7 @@ def forget(paths: Paths, attachment: Attachment, device: str) -> None:
     _make_searchable(paths)
     for path in _paths(paths, attachment):
         path.unlink(missing_ok=True)
-    if device:  # else it was released by an earlier DEL
+    if device:  # otherwise an earlier DEL released it
         (paths.cni_state / "sriov/pci" / device).unlink(missing_ok=True)
 
 
@@ -127,7 +128,7 @@ def _decoded(path: Path) -> FormerState | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except msgspec.MsgspecError as error:
-        note(f"{path} cannot be read, so the device's former state is unknown: {error}")
+        note(f"{path} cannot be read, so the device's earlier state is unknown: {error}")
         return None
 
 
@@ -181,7 +182,7 @@ def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
 
 
 def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerState) -> DeviceRecord:
-    """All that differs now from what the file has is restored."""
+    """The record for a restore of every setting that differs from the file."""
     infiniband = candidates.is_infiniband(host, paths, function)
     now = None
     if function.index is not None:
@@ -200,10 +201,10 @@ def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerSta
 
 
 def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
-    """The interface as it was on the host; None with a userspace driver.
+    """The earlier interface on the host; `None` with a userspace driver.
 
-    What the plugins do not keep becomes a new device's. They leave it down. The host's alternative
-    names cannot be told from those of the pod.
+    Properties that the plugins do not keep become a new device's. The plugins leave the interface
+    down. The host's alternative names cannot be distinguished from the pod's, so all are removed.
     """
     state = former.state or _VfState()
     name = state.host_if_name or former.host_name
@@ -225,12 +226,12 @@ def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
 
 
 def _before(now: VF, former: FormerState) -> VF:
-    """The VF before the ADD: what the file does not have is as now."""
+    """The VF before the ADD. A setting that the file does not have keeps its value."""
     if guid := former.host_guid.lower():
         guid = vf_settings.NO_GUID if guid in NO_GUIDS else guid
         now = msgspec.structs.replace(now, node_guid=guid, port_guid=guid)
     state = former.state
-    if state is None:  # of ib-sriov-cni, which keeps no link state
+    if state is None:  # a file of ib-sriov-cni, which keeps no link state
         auto = former.link_state and now.link_state is not None
         return msgspec.structs.replace(now, link_state="auto") if auto else now
     return msgspec.structs.replace(
@@ -241,7 +242,7 @@ def _before(now: VF, former: FormerState) -> VF:
         proto="802.1ad" if state.vlan_proto == vfs.PROTOCOLS["802.1ad"] else "802.1q",
         min_tx_rate=state.min_tx_rate,
         max_tx_rate=state.max_tx_rate,
-        # For what its driver does not report the file has arbitrary values.
+        # The file has arbitrary values for settings that the driver does not report.
         spoofchk=None if now.spoofchk is None else state.spoof_chk,
         trust=None if now.trust is None else state.trust,
         link_state=None
@@ -251,7 +252,7 @@ def _before(now: VF, former: FormerState) -> VF:
 
 
 def _applied(now: VF, former: FormerState) -> VF:
-    """The VF now, with what the ADD set and its driver does not report."""
+    """The current VF, with those settings of the ADD that its driver does not report."""
     written = {"spoofchk": former.spoofchk == "on", "trust": former.trust == "on"}
     values = {**written, "link_state": former.link_state}
     hidden = (key for key in values if getattr(former, key) and getattr(now, key) is None)

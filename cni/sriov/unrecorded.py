@@ -1,8 +1,8 @@
-"""The record of a device whose journal file is lost or damaged, made from what the device shows.
+"""The record of a device whose journal file is lost or damaged, made from the device's state.
 
-Its name on the host and the former settings of its PF are unknown then. The interface gets a name
-from the kernel and the permanent address of the hardware. The PF's settings that the request's
-configuration sets become those of a new VF.
+The interface's name on the host and the PF's earlier settings are unknown then. The interface gets
+a name from the kernel and the permanent address of the hardware. The PF's settings that the
+request's configuration sets become those of a new VF.
 """
 
 from contextlib import suppress
@@ -35,10 +35,10 @@ _UNKNOWN = -1  # index of an RDMA device: it keeps the name that it has
 
 
 def device_of(journal: Journal, attachment: Attachment, request: Request) -> str:
-    """The device with the attachment's mark, or else the one that the request names; "" for none.
+    """The device with the attachment's mark, or else the one that the request names, or "".
 
     A device without the mark counts only if there is a damaged file of this attachment, or if the
-    runtime has a result of it: then another project's plugin made it, and has lost its file.
+    runtime has a result of it: then another project's plugin attached it, and has lost its file.
     """
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
@@ -50,7 +50,7 @@ def device_of(journal: Journal, attachment: Attachment, request: Request) -> str
 def record_of(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request, device: str
 ) -> DeviceRecord | None:
-    """The record of that device, whose lock the caller has; None if another attachment has it."""
+    """The record of that device, whose lock the caller has; `None` if another attachment has it."""
     owners = [entry for entry in journal.holders(device) if isinstance(entry, JournalEntry)]
     if any(owner.attachment != attachment for owner in owners):
         return None
@@ -77,17 +77,14 @@ def rdma_of(paths: Paths, device: str) -> tuple[MovedRdmaDevice, ...]:
 
 
 def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEntry:
-    """The entry of an attachment that the journal has none of; it is not written here."""
+    """The entry of an attachment that the journal does not have. It is not written here."""
     boot_id = paths.boot_id()
     entry = JournalEntry.begun("sriov", request, None, boot_id, record, device=record.device)
     return entry.attached(record, ())
 
 
 def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
-    """Move an interface without an attachment out of a dead pod, where an earlier plugin left it.
-
-    It stays in a namespace that has processes: the pod may live, and the caller misses the device.
-    """
+    """Move an interface without an attachment out of a namespace without processes."""
     if pci.netdevs(paths, address):  # nearly always
         return
     function = pci.find(paths, address)
@@ -115,7 +112,7 @@ def device_in(namespace: NetworkNamespace, address: str) -> Link | None:
 
 
 def is_inhabited(namespace: NetworkNamespace) -> bool:
-    """Whether a process that we can see is in the namespace."""
+    """Whether a visible process is in the namespace."""
     inhabited = NetworkNamespace.find(namespace.identity)
     if inhabited is None:
         return False
@@ -124,10 +121,7 @@ def is_inhabited(namespace: NetworkNamespace) -> bool:
 
 
 def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
-    """The interface as it is to be on the host; None if it is not found.
-
-    A dead namespace has returned it, with its mark, or the pod has it, by its mark or device.
-    """
+    """The interface's state for the host, found by mark or device, on the host or in the pod."""
     alias = Mark(attachment.key).alias
     with netlink() as host:
         for link in links.every(host):
@@ -158,13 +152,16 @@ def _origin_of(route: Rtnetlink, link: Link, name: str) -> Origin:
 
 
 def _settings(function: Function, request: Request) -> tuple[VF | None, VF | None]:
-    """Those of a new VF, and with what the configuration sets; None where that is not known."""
+    """The settings of a new VF, and those with the configuration's; `None` if they are unknown."""
     if function.index is None:
         return None, None
     try:
         wanted = sriov_options.read(request)
     except CNIError:
-        note(f"the PF's settings for {function.address} stay: the configuration cannot be read")
+        note(
+            f"the PF's settings for {function.address} are not restored: the configuration cannot "
+            "be read"
+        )
         return None, None
     before = msgspec.structs.replace(vf_settings.NEW, index=function.index)
     return before, vf_settings.wanted(before, wanted)

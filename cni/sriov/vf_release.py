@@ -1,8 +1,8 @@
 """Releases a device in a DEL: restores its RDMA devices, its interface, then its PF's settings.
 
 In this order, because a VF that is still in a pod must not lose its VLAN: the pod would be in
-another network. A released device may be another pod's at once, so the journal's entry forgets it
-in the same lock, and from then on no call for this attachment touches it.
+another network. Another pod may get a released device at once. So the journal's entry drops the
+device under the same lock, and no later call for this attachment touches it.
 """
 
 from collections.abc import Sequence
@@ -52,10 +52,10 @@ def release_locked(
     entry: JournalEntry | None,
     device: str,
 ) -> None:
-    """As `release`, of that device, for a caller that has its lock."""
+    """`release` of that device, for a caller that has its lock."""
     record = _recorded(entry) or unrecorded.record_of(journal, paths, attachment, request, device)
     if record is not None and not pci.is_present(paths, device):
-        note(f"device {device} of {attachment} is not on this node any more")
+        note(f"device {device} of {attachment} has gone from this node")
     elif record is not None:
         shown = entry or unrecorded.entry_of(paths, request, record)
         with namespaces_of(request, shown) as namespaces, netlink() as host:
@@ -68,12 +68,12 @@ def _recorded(entry: JournalEntry | None) -> DeviceRecord | None:
     try:
         return entry.undo_as(DeviceRecord) if entry is not None else None
     except JournalDamaged as damage:
-        note(f"{damage}: going by what the device itself shows")
+        note(f"{damage}: using the state of the device instead")
         return None
 
 
 class _Restoration(NamedTuple):
-    """A device that is to be restored, and the namespaces that may have it."""
+    """A device to restore, and the namespaces that may have it."""
 
     journal: Journal
     paths: Paths
@@ -86,12 +86,13 @@ class _Restoration(NamedTuple):
         """Try every step, except that a VF still in a pod keeps its settings."""
         paths, host, record, origin = self.paths, self.host, self.record, self.record.origin
         mark = Mark(self.entry.attachment.key)
+        before, applied = record.before, record.applied
         failures = Failures()
         if record.rdma:
             failures.of(self._restore_rdma_devices)
         if origin is not None:
-            if _address_was_set(record):
-                # While the PF's setting is there the VF can have no other address.
+            if before is not None and applied is not None and before.mac != applied.mac:
+                # While the PF has the setting, the VF can have no other address.
                 failures.of(lambda: restore_settings(paths, host, record, ("mac",)))
             failures.of(lambda: self._restore_netdev(origin, mark))
             present = pci.is_present(paths, record.device)
@@ -106,7 +107,7 @@ class _Restoration(NamedTuple):
 
     def _restore_rdma_devices(self) -> None:
         """Raises HostError while a dying namespace has an RDMA device, or for any failure."""
-        opened = [each.namespace for each in self.namespaces]
+        opened = [namespace for namespace, _ in self.namespaces]
         if rdma_devices.restore(self.paths, self.record, opened, RETURN_TIME):
             return
         for namespace in NetworkNamespace.every():
@@ -122,7 +123,7 @@ class _Restoration(NamedTuple):
         for _, pod in self.namespaces:
             if _moved_out(host, pod, ifname, origin, mark):
                 return
-        # IPoIB's is made again when its RDMA device returns, and a dead namespace takes time.
+        # The kernel makes IPoIB's again when its RDMA device returns; a dead namespace needs time.
         seconds = RETURN_TIME if self.record.infiniband or not self.namespaces else 0.0
         if wait_until(lambda: netdev_move.restore(host, None, ifname, origin, mark), seconds, 0.05):
             return
@@ -139,12 +140,10 @@ class _Restoration(NamedTuple):
             raise HostError(f"device {device} has no interface, though its driver is bound")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
-        """Bind the driver, which makes a new one on the host, where none is in a namespace that we
-        see; `awaited` may still come back from a dying one.
-        """
+        """Bind the driver, which makes a new device, unless `awaited` may still come back."""
         if awaited:
             await_return(self.journal, self.entry, awaited)
-        note(f"device {self.record.device} has no {missing}: its driver is bound again")
+        note(f"device {self.record.device} has no {missing}: binding its driver again")
         rdma_devices.bind(self.paths, self.record.device, self.record.driver)
 
 
@@ -154,25 +153,18 @@ def _moved_out(host: Rtnetlink, pod: Rtnetlink, ifname: str, origin: Origin, mar
     return link is not None and netdev_move.restore_from(host, pod, link, origin, mark)
 
 
-def _address_was_set(record: DeviceRecord) -> bool:
-    before, applied = record.before, record.applied
-    return before is not None and applied is not None and before.mac != applied.mac
-
-
 def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
-    """A runtime binds a device to vfio-pci for a virtual machine, and may die before it restores
-    the driver.
-    """
+    """Bind the old driver: a runtime that bound vfio-pci for a virtual machine may have died."""
     driver = pci.driver_of(paths, record.device)
     if record.driver not in ("", driver) and pci.is_present(paths, record.device):
-        note(f'device {record.device} has driver "{driver}": back to {record.driver}')
+        note(f'device {record.device} has driver "{driver}": binding {record.driver} again')
         rdma_devices.bind(paths, record.device, record.driver)
 
 
 def _restore_driver_settings(
     paths: Paths, host: Rtnetlink, record: DeviceRecord, origin: Origin
 ) -> None:
-    """What a driver refuses stays as it is, with a note: the device can be used nevertheless."""
+    """Restore the driver's settings. A refused one gets a note: the device is usable without it."""
     if origin.name in pci.netdevs(paths, record.device):
         for refusal in ethtool.restore(host, origin.name, record.ethtool):
             note(f"device {record.device}: {refusal}")
@@ -181,14 +173,14 @@ def _restore_driver_settings(
 def restore_settings(
     paths: Paths, host: Rtnetlink, record: DeviceRecord, only: Sequence[str] = ()
 ) -> None:
-    """Restore what differs from the settings that the PF had for the VF."""
+    """Restore the settings at the PF that differ from those before the ADD."""
     if record.before is None or record.applied is None:
         return
     pf_address, index = pci.place_of_vf(paths, record.device)
     if index is None or pf_address != record.pf:
-        note(f"device {record.device} is not a VF of {record.pf} any more: its settings are gone")
+        note(f"device {record.device} is no longer a VF of {record.pf}: its settings are gone")
         return
-    # VFs that were created again meanwhile may have other numbers.
+    # VFs that were created again may have other numbers.
     before = msgspec.structs.replace(record.before, index=index)
     applied = msgspec.structs.replace(record.applied, index=index)
     with vf_settings.vf_of(paths, host, record.pf, index) as (pf, now):

@@ -5,7 +5,8 @@ several VFs at the same time.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
 
 import msgspec
 
@@ -20,8 +21,10 @@ from host.netlink.sockets import Rtnetlink
 from host.netlink.vfs import VF
 from host.sysfs import pci
 
+T = TypeVar("T")
+
 NO_MAC = "00:00:00:00:00:00"
-NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # what a VF without a GUID gets when it is restored
+NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"  # restored for a VF that had no GUID
 NEW = VF(
     index=0,
     mac=NO_MAC,
@@ -36,66 +39,48 @@ NEW = VF(
     node_guid=NO_GUID,
     port_guid=NO_GUID,
 )
-"""A new VF. Its values are also those of settings that a driver does not report."""
+"""A new VF. Its values also replace settings that a driver does not report."""
 _OPTIONS = {"qos": "vlanQoS", "proto": "vlanProto", "node_guid": "guid", "port_guid": "guid"}
-"""Fields of a VF, and the options of other names that set them."""
+"""Fields of a VF whose options have another name."""
 _SHOWN = {"port_guid": "guid of the port"}
 _TAG = ("vlan", "qos", "proto")
 MAC_TIME, PAUSE = 2.0, 0.1  # seconds to read an address back: drivers pass it to their firmware
 
 
-@contextmanager
-def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> Iterator[Link]:
-    """The interface of the PF at that address, with the PF's lock held in the block.
+def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> AbstractContextManager[Link]:
+    """The interface of the PF at that address, under the PF's lock. Raises LinkMissing, Busy."""
+    return _of_pf(paths, pf, lambda name: links.find(host, name))
 
-    Raises LinkMissing if the PF has no interface on the host, and Busy.
-    """
-    with _locked(paths, pf):
-        name = pci.pf_netdev(paths, pf)
-        link = links.find(host, name) if name else None
-        if link is None:
-            raise _missing(pf)
-        yield link
+
+def vf_of(
+    paths: Paths, host: Rtnetlink, pf: str, index: int
+) -> AbstractContextManager[tuple[Link, VF]]:
+    """The same, with the settings of its VF of that number. Also raises HostError."""
+    return _of_pf(paths, pf, lambda name: vfs.find(host, name, index))
 
 
 @contextmanager
-def vf_of(paths: Paths, host: Rtnetlink, pf: str, index: int) -> Iterator[tuple[Link, VF]]:
-    """The same, and the settings that the PF has for its VF of that number.
-
-    Raises also HostError if the PF's driver does not report that VF.
-    """
-    with _locked(paths, pf):
+def _of_pf(paths: Paths, pf: str, find: Callable[[str], T | None]) -> Iterator[T]:
+    with locks.locked(f"{paths.locks}/pf-{pf}", f"the PF {pf}"):
         name = pci.pf_netdev(paths, pf)
-        found = vfs.find(host, name, index) if name else None
+        found = find(name) if name else None
         if found is None:
-            raise _missing(pf)
+            raise LinkMissing(
+                f"the PF {pf} has no interface on the host: is its driver bound, and the interface "
+                "in the host's network namespace?"
+            )
         yield found
 
 
-def _locked(paths: Paths, pf: str) -> locks.LockFile:
-    return locks.locked(f"{paths.locks}/pf-{pf}", f"the PF {pf}")
-
-
-def _missing(pf: str) -> LinkMissing:
-    return LinkMissing(
-        f"the PF {pf} has no interface on the host: is its driver bound, and the interface in the "
-        "host's network namespace?"
-    )
-
-
 def wanted(before: VF, options: SriovOptions) -> VF:
-    """The VF's settings with those in the options; the others stay as they are."""
+    """The VF's settings with those of the options; all other settings stay."""
     fields = ((name, _OPTIONS.get(name, name)) for name in VF.__struct_fields__)
     changed = {name: options.vf[key] for name, key in fields if key in options.vf}
     return msgspec.structs.replace(before, **changed)
 
 
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
-    """Write the settings that differ between `now` and `target`.
-
-    Raises HostError for the first refusal; with `all_of_it` it tries all settings and then raises
-    for all refusals.
-    """
+    """Write the settings that differ; with `all_of_it` also after a refusal. Raises HostError."""
     failures = []
     for names, request in _requests():
         values = [getattr(target, name) for name in names]
@@ -114,10 +99,10 @@ def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = F
 def restored(now: VF, before: VF, applied: VF) -> VF:
     """The settings to restore: those before the ADD, where the ADD changed them.
 
-    The others stay as they are now, since an administrator may have changed them meanwhile. What
-    the driver did not report becomes a new VF's. The PF's address for the VF is restored in any
-    case, because a trusted VF can change it. An address of zeros means none: there the PF shows the
-    VF's own address once the VF is up.
+    All other settings stay, since an administrator may have changed them. A setting that the driver
+    did not report becomes a new VF's. The PF's address for the VF is restored in any case, because
+    a trusted VF can change it. An address of zeros means none: then the PF shows the VF's own
+    address once the VF is up.
     """
     changed: dict[str, object] = {}
     for names, _ in _requests():
@@ -130,10 +115,7 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
 
 
 def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
-    """(now, expected) for every setting that differs, by the name of its option.
-
-    Settings that the driver does not report are left out.
-    """
+    """(now, expected) for every reported setting that differs, by the name of its option."""
     different = {}
     for names, _ in _requests():
         pairs = zip(names, _compared(now, names), _compared(expected, names), strict=True)
@@ -144,12 +126,9 @@ def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
 
 
 def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
-    """The fields of a VF that are set together, and the request that sets them, in order.
-
-    The address comes first, because with spoofchk on the PF drops frames from another one.
-    """
+    """The fields of a VF that are set together, and the request that sets them, in order."""
     return (
-        (("mac",), _set_mac),
+        (("mac",), _set_mac),  # first: with spoofchk the PF drops frames from another address
         (_TAG, vfs.set_vlan),
         (("min_tx_rate", "max_tx_rate"), vfs.set_rate),
         (("spoofchk",), vfs.set_spoofchk),
@@ -160,7 +139,7 @@ def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
 
 
 def _compared(vf: VF, names: tuple[str, ...]) -> tuple[object, ...]:
-    """The values of these fields. Without a VLAN the rest of the tag means nothing."""
+    """The values of these fields. Without a VLAN the rest of the tag has no meaning."""
     if names == _TAG and not vf.vlan:
         return (0, 0, "802.1q")
     return tuple(getattr(vf, name) for name in names)

@@ -1,6 +1,6 @@
 """CDI specifications, for pools that answer with names whose nodes the runtime looks up.
 
-Each pool has its own kind, "podfabric.io/rdma-hca", in its own file, with one CDI device per HCA;
+Each pool has its own kind, "podfabric.io/rdma-hca", in its own file, with one CDI device per HCA,
 so an HCA may be in two pools. A container gets the nodes that the file has when it starts, also
 after a driver reload.
 
@@ -30,7 +30,7 @@ _writing = Lock()  # the temporary file's name is fixed
 
 
 class Unwritten(Exception):
-    """A specification cannot be written. The text names the file and says what to do."""
+    """A specification cannot be written. The text names the file and the remedy."""
 
 
 def kind(resource: str) -> str:
@@ -44,7 +44,6 @@ def qualified(resource: str, hca: str) -> str:
 
 
 def path(paths: Paths, resource: str) -> Path:
-    """The pool's file."""
     return paths.cdi / f"{_PREFIX}{_slug(resource)}.json"
 
 
@@ -90,7 +89,7 @@ def put(file: Path, of_kind: str, devices: Sequence[Mapping[str, Any]]) -> None:
         return
     if not file.parent.exists():
         file.parent.mkdir(parents=True)
-        file.parent.chmod(0o755)  # others read it; our umask must not prevent that
+        file.parent.chmod(0o755)  # every runtime must be able to read it, with any umask of ours
     files.write_atomically(file, content, 0o644, durable=False)
 
 

@@ -1,4 +1,4 @@
-"""What a container gets for its device ids: device nodes, variables, and CDI names.
+"""The answer for a container's device ids: device nodes, variables, and CDI names.
 
 Also the HCAs that the checkpoint records. Character devices are looked up for each allocation,
 since a driver reload changes their numbers.
@@ -21,7 +21,7 @@ from host.sysfs.discovery import HCA, CharacterDevice
 
 
 class AllocateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to the kubelet, and what the checkpoint records of it."""
+    """The answer to the kubelet, and its record for the checkpoint."""
 
     answer: ContainerAllocateResponse
     devices: dict[str, tuple[checkpoint.AllocatedHCA, ...]] = {}  # by device id, sorted
@@ -37,18 +37,18 @@ def allocation(
     *,
     fabric_env: bool = True,
 ) -> AllocateResult:
-    """What a container with these ids of the pool gets.
+    """The allocation of these ids of the pool.
 
-    `healthy` are the ids that may be allocated now. `current` has the HCAs as they are now, by id.
-    `fabric_env`: this pool sets the variables of NCCL and UCX. With CDI, the pool's specification
-    is written, and the answer has CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
+    `healthy` are the ids that may be allocated now. `current` has the present HCAs by id. With
+    `fabric_env` this pool sets the variables of NCCL and UCX. With CDI, writes the pool's
+    specification, and answers with CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
     for an id that the pool does not have, FAILED_PRECONDITION for one that cannot be used now.
     """
-    wanted = _validated(pool, ids, healthy)
-    if not wanted:
+    requested = _validated(pool, ids, healthy)
+    if not requested:
         return AllocateResult(answer=ContainerAllocateResponse())
     lookup = _NodeLookup(paths, pool, current)
-    by_id = {device_id: lookup.hcas(device_id) for device_id in wanted}
+    by_id = {device_id: lookup.hcas(device_id) for device_id in requested}
     nodes_of = lookup.nodes_of
     answer = ContainerAllocateResponse(
         envs=environment.environment(pool.config, nodes_of, fabric=fabric_env)
@@ -61,26 +61,24 @@ def allocation(
             raise Rejected(
                 grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
             ) from None
-        with_nodes = sorted(hca_id for hca_id, (_, of_hca) in nodes_of.items() if of_hca)
-        names = (cdi.qualified(resource, hca_id) for hca_id in with_nodes)
-        answer.cdi_devices.extend(CDIDevice(name=name) for name in names)
+        answer.cdi_devices.extend(
+            CDIDevice(name=cdi.qualified(resource, hca_id))
+            for hca_id in sorted(nodes_of)
+            if nodes_of[hca_id][1]
+        )
     else:
-        answer.devices.extend(_specs(nodes_of))
-    return AllocateResult(
-        answer=answer,
-        devices={
-            device_id: tuple(recorded(pool, hca) for hca in hcas)
-            for device_id, hcas in by_id.items()
-        },
-        notes=tuple(lookup.notes),
-    )
+        # Without CDI, each node once, by path.
+        hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
+        answer.devices.extend(
+            DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
+            for path in sorted(hosts)
+        )
+    devices = {device: tuple(recorded(pool, hca) for hca in of) for device, of in by_id.items()}
+    return AllocateResult(answer=answer, devices=devices, notes=tuple(lookup.notes))
 
 
 def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
-    """Write the CDI specification of a pool: the nodes of all its HCAs that can be used.
-
-    Raises cdi.Unwritten.
-    """
+    """Write a pool's CDI specification: the nodes of all usable HCAs. Raises cdi.Unwritten."""
     lookup = _NodeLookup(paths, pool, current)
     for listed in pool.hcas:
         lookup.look_up(current.get(listed.id, listed))
@@ -89,7 +87,6 @@ def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
 
 
 def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
-    """An HCA of the pool as the checkpoint records it for its holder."""
     verbs = device_files.gives_uverbs(pool, hca)
     umad, issm = verbs and pool.config.umad, verbs and pool.config.issm
     return checkpoint.AllocatedHCA(
@@ -119,8 +116,6 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
 
 
 class _NodeLookup:
-    """Looks up the nodes of the HCAs that ids stand for, once for each HCA."""
-
     def __init__(self, paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
         self.nodes_of: dict[str, tuple[HCA, Sequence[DeviceNode]]] = {}
         self.notes: list[str] = []
@@ -157,7 +152,7 @@ class _NodeLookup:
         return usable
 
     def look_up(self, hca: HCA) -> str | None:
-        """Look up an HCA's nodes; why it cannot be used, None if it can."""
+        """Look up an HCA's nodes. Returns why it cannot be used, or `None`."""
         if hca.id not in self.nodes_of:
             try:
                 hca_nodes = device_files.of_hca(self._paths, self._pool, hca, self._manager)
@@ -169,15 +164,15 @@ class _NodeLookup:
 
 def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list[str]:
     resource = pool.config.resource
-    wanted = sorted(set(ids))
-    for device_id in wanted:
+    requested = sorted(set(ids))
+    for device_id in requested:
         if pool.slot(device_id) is None:
             raise Rejected(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"cannot allocate {device_id} of {resource}: the pool has no such id: "
                 "`podfabric devices` shows its ids",
             )
-    for device_id in wanted:
+    for device_id in requested:
         slot = pool.slot(device_id)
         if slot is not None and device_id not in healthy:
             raise Rejected(
@@ -185,16 +180,7 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
                 f"cannot allocate {device_id} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
                 "`podfabric doctor` says why",
             )
-    return wanted
-
-
-def _specs(nodes_of: environment.Given) -> list[DeviceSpec]:
-    """Each node once, by path; not to be made: containers need not make nodes."""
-    hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
-    return [
-        DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
-        for path in sorted(hosts)
-    ]
+    return requested
 
 
 def _recorded_node(node: CharacterDevice | None, given: bool) -> checkpoint.AllocatedNode | None:

@@ -1,8 +1,10 @@
 """Looks up and checks the device nodes of an HCA.
 
-A node must be a character device with the numbers that sysfs has. A directory is not (some
-distributions have /dev/infiniband/by-path), and a node with old numbers may be another HCA's.
+A node must be a character device with the numbers of sysfs. Some distributions have a directory
+/dev/infiniband/by-path, and a node with old numbers may be another HCA's.
 """
+
+from collections.abc import Iterator
 
 from base.paths import Paths
 from deviceplugin.pools.pool import Pool
@@ -20,14 +22,14 @@ def inside(name: str) -> str:
 def gives_uverbs(pool: Pool, hca: HCA) -> bool:
     """Whether a container gets the HCA's verbs devices.
 
-    If some selectors of a pool have isRdma, HCAs that only the others match come without them.
+    If some selectors of a pool have isRdma, HCAs that only the remaining ones match come without.
     """
     if not pool.config.rdma:
         return False
     if not any(selector.isRdma for selector in pool.config.selectors):
         return True
     by = selectors.match(pool.config.selectors, hca)
-    return by is None or by.isRdma  # None: the HCA is offered only because a container holds it
+    return by is None or by.isRdma  # `None`: the HCA is offered only because a container holds it
 
 
 def connection_manager(paths: Paths) -> DeviceNode:
@@ -45,13 +47,13 @@ def of_hca(
 ) -> tuple[DeviceNode, ...]:
     """The nodes that a container gets with this HCA; `manager` is added to verbs devices.
 
-    None for a network function without RDMA. Raises HostError that names the HCA and says what to
-    do.
+    Returns () for a network function without RDMA. Raises HostError, which names the HCA and the
+    remedy.
     """
     try:
         if not gives_uverbs(pool, hca):
             return _vfio(paths, hca)
-        verified = [verify(paths, node) for node in _wanted(pool, hca)]
+        verified = [verify(paths, node) for node in _nodes(pool, hca)]
     except HostError as error:
         raise HostError(f"{hca.id}: {error}") from None
     if not verified:
@@ -59,22 +61,20 @@ def of_hca(
     return (*verified, manager) if manager is not None else tuple(verified)
 
 
-def _wanted(pool: Pool, hca: HCA) -> list[CharacterDevice]:
-    wanted = []
+def _nodes(pool: Pool, hca: HCA) -> Iterator[CharacterDevice]:
     for rdma in hca.rdma:
         if rdma.uverbs is None:
             continue
-        wanted.append(rdma.uverbs)
+        yield rdma.uverbs
         for port in rdma.ports:
             if pool.config.umad and port.umad is not None:
-                wanted.append(port.umad)
+                yield port.umad
             if pool.config.issm and port.issm is not None:
-                wanted.append(port.issm)
-    return wanted
+                yield port.issm
 
 
 def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:
-    """The nodes of a function that is bound to vfio-pci; none of other functions."""
+    """The nodes of a function that is bound to vfio-pci; () for other functions."""
     if not hca.iommu_group:
         return ()
     group = hca.iommu_group

@@ -2,7 +2,7 @@
 
 The device plugin writes `dp/<resource>-<id>-device.json` at Allocate, and Multus shows it in the
 pod's network-status. The specification has PCI devices but no verbs devices. These are in our own
-key "podfabric", which other readers ignore, and by which we recognize our files.
+key "podfabric", which other readers ignore, and which marks a file as ours.
 
     {"type": "pci", "version": "1.1.0",
      "pci": {"pci-address": "0000:18:02.5", "rdma-device": "mlx5_3",
@@ -30,7 +30,6 @@ _MODE = 0o444  # as the specification's library uses
 
 
 def path(paths: Paths, resource: str, device_id: str) -> Path:
-    """The file of a device id. A "/" in either part of its name becomes "-"."""
     name = f"{resource}-{device_id}-device.json".replace("/", "-")
     return paths.devinfo / "dp" / name
 
@@ -38,12 +37,12 @@ def path(paths: Paths, resource: str, device_id: str) -> Path:
 def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) -> bool:
     """Write the file of an id that stands for these HCAs; whether it has one.
 
-    Several HCAs (mode "all"), SFs and software devices have no file, since the specification has
-    no type for them: an old file is removed. Raises OSError.
+    The specification has no type for several HCAs (mode "all"), SFs and software devices: they have
+    no file, and an old file is removed. Raises OSError.
     """
     file = path(paths, resource, device_id)
     hca = next(iter(hcas)) if len(hcas) == 1 else None
-    if hca is None or not _is_pci(hca.address):
+    if hca is None or ":" not in hca.address:
         if _is_ours(file):
             files.remove(file)
         return False
@@ -64,8 +63,7 @@ def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) ->
 def remove_stale(paths: Paths, keys: Callable[[], Collection[tuple[str, str]]]) -> list[Path]:
     """Remove our files of all other (resource, id) than `keys`; return them. Raises OSError.
 
-    `keys` is called after the files were listed, so that a file written meanwhile stays. The files
-    of other plugins stay.
+    `keys` is called after the files were listed, so that a file written meanwhile stays.
     """
     listed = sorted((paths.devinfo / "dp").glob("*-device.json"))
     kept = {path(paths, resource, device_id) for resource, device_id in keys()}
@@ -75,12 +73,7 @@ def remove_stale(paths: Paths, keys: Callable[[], Collection[tuple[str, str]]]) 
     return stale
 
 
-def _is_pci(address: str) -> bool:
-    return ":" in address
-
-
 def _is_ours(file: Path) -> bool:
-    """Whether a file has our key."""
     try:
         document = decoding.decode(file.read_bytes(), object)
     except (OSError, msgspec.MsgspecError):

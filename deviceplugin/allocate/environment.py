@@ -1,8 +1,8 @@
 """A container's environment variables: its HCAs, and which devices NCCL and UCX use.
 
-The kubelet merges the answers of a container's pools; of two values for the same key it keeps
-either. So the keys of a pool contain its resource name, and only one pool of a node sets
-`NCCL_IB_HCA` and `UCX_NET_DEVICES`.
+The kubelet merges the answers of a container's pools, and keeps either of two values for the same
+key. So the keys of a pool contain its resource name, and only one pool of a node sets `NCCL_IB_HCA`
+and `UCX_NET_DEVICES`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,6 @@ from host.sysfs.discovery import HCA, RdmaDevice
 NCCL = "NCCL_IB_HCA"
 UCX = "UCX_NET_DEVICES"
 
-
 Given = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]
 """The HCAs that a container gets, by id, each with the nodes that it gets."""
 
@@ -26,16 +25,13 @@ Given = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]
 def variable(pool: PoolConfig) -> str:
     """The name of a pool's variable: "intel.com/sriov-a" → "PCIDEVICE_INTEL_COM_SRIOV_A".
 
-    As the SR-IOV network device plugin has it, except that "-", which shells cannot use, is "_".
+    As in the SR-IOV network device plugin, but with "_" for "-", which shells cannot use.
     """
     return f"PCIDEVICE_{pool.variable}"
 
 
 def environment(pool: PoolConfig, given: Given, *, fabric: bool) -> dict[str, str]:
-    """A container's variables, sorted by name.
-
-    With `fabric`, also those of NCCL and UCX, which only one pool of a node may set.
-    """
+    """A container's variables, sorted by name; with `fabric`, also those of NCCL and UCX."""
     ordered = sorted(given.items())
     key = variable(pool)
     info = {hca_id: _info(*of, pool.additional_info) for hca_id, of in ordered}
@@ -76,7 +72,6 @@ def ucx(devices: Iterable[RdmaDevice]) -> str:
 
 
 def _verbs(hca: HCA, given: Sequence[DeviceNode]) -> list[RdmaDevice]:
-    """The RDMA devices whose verbs devices the container gets."""
     paths = {node.path for node in given}
     return [
         rdma

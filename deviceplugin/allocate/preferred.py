@@ -1,10 +1,10 @@
 """Answers GetPreferredAllocation: which of the free device ids a container best gets.
 
 Without GPUs, each HCA is taken once before any is taken twice, the least loaded first, from the
-switches in turn, so that each switch keeps HCAs for the GPUs that are free there. With the
-addresses of the container's GPUs, each GPU gets one HCA at the least total distance. Where a GPU
-may be chosen after its HCAs, these are near one that is open: one with room. A pool that packs
-takes as few HCAs as possible, and of these the most loaded.
+switches in turn, so that each switch keeps HCAs for its free GPUs. With the addresses of the
+container's GPUs, each GPU gets one HCA at the least total distance. Where a GPU may be chosen after
+its HCAs, these are near an open GPU, which is one with room. A pool that packs takes as few HCAs as
+possible, and of these the most loaded.
 
 VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions.
 
@@ -47,8 +47,9 @@ def preferred(
     """`size` different ids of `available`, fewer only if there are fewer.
 
     The available ids of `must_include` come first, ids that the pool does not have last. `held` has
-    the number of allocated ids of each HCA. `open_gpus` are those of which the container may get
-    one, if its GPUs are not known. Between equals the lower address decides, then the lower slot.
+    the number of allocated ids of each HCA. `open_gpus` are the GPUs of which the container may get
+    one, if its GPUs are not known. Equal choices are decided by the lower address, then the lower
+    slot.
     """
     free = set(available)
     chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free][
@@ -83,7 +84,7 @@ class _PreferenceSearch:
         self._switches: dict[str, str] = {}
         self._distances: dict[tuple[str, str], Distance] = {}
         places = {hca.id: hca.pf or hca.address or hca.id for hca in pool.hcas}
-        # The topology has the HCAs themselves, maybe a VF without its PF.
+        # The topology has the HCAs themselves, perhaps a VF without its PF.
         self._addresses = {places[hca.id]: hca.address for hca in reversed(pool.hcas)}
         hca_of: dict[str, str] = {}
         if mode != "all":  # its ids do not stand for a single HCA
@@ -106,7 +107,6 @@ class _PreferenceSearch:
         self._rank = {place: n for n, place in enumerate(sorted(self._free, key=_order))}
 
     def more(self, size: int) -> list[str]:
-        """`size` more ids, or all remaining ones."""
         chosen: list[str] = []
         for way in (self._packed,) if self._packs else (self._near, self._balanced):
             if len(chosen) < size:
@@ -120,7 +120,8 @@ class _PreferenceSearch:
     ) -> list[tuple[str, str]]:
         """Ids with their HCAs ("" if unknown); the last is taken first.
 
-        Of the HCAs at a place, a pool that packs takes the most loaded one, others the least.
+        Of the HCAs at a place, a pool that packs takes the most loaded one, any other pool the
+        least.
         """
         ranked = []
         nth: Counter[str] = Counter()
@@ -133,9 +134,8 @@ class _PreferenceSearch:
         return [(device_id, hca_id) for _, _, device_id, hca_id in sorted(ranked, reverse=True)]
 
     def _take(self, place: str) -> str:
-        ids = self._free[place]
-        taken = ids.pop()
-        if not ids:
+        taken = self._free[place].pop()
+        if not self._free[place]:
             del self._free[place]
         self._taken[place] += 1
         return taken
@@ -178,7 +178,7 @@ class _PreferenceSearch:
         yield from (places[pairs[row]] for row in sorted(pairs))
 
     def _price(self, place: str, gpu: str, again: int) -> int:
-        """Distance and load; between equals the load decides, then the address."""
+        """Distance and load. Equal ones are decided by the load, then the address."""
         load = self._loads[place]
         cost = (self._cost(place, gpu) + again) * _LOADS_PER_COST + min(load, _MOST_LOAD)
         return (cost * 4096 + min(load, 4095)) * 65536 + self._rank[place]
@@ -199,7 +199,8 @@ class _PreferenceSearch:
         }
         to_open = {place: self._to_open(place) * _LOADS_PER_COST for place in self._free}
         apart = {
-            place: sum(self._apart(place, other) for other in self._taken) for place in nearest
+            place: sum(int(self._distance(place, other)) for other in self._taken)
+            for place in nearest
         }
         taken: Counter[str] = Counter()
         for place, count in self._taken.items():
@@ -232,7 +233,7 @@ class _PreferenceSearch:
             free[self._switch(place)] -= 1
             loads[place] += 1
             for other in apart:
-                apart[other] += self._apart(other, place)
+                apart[other] += self._distance(other, place)
             yield place
 
     def _to_open(self, place: str) -> int:
@@ -240,9 +241,6 @@ class _PreferenceSearch:
 
     def _cost(self, place: str, gpu: str) -> int:
         return COSTS[self._distance(place, gpu)]
-
-    def _apart(self, place: str, other: str) -> int:
-        return int(self._distance(place, other))
 
     def _distance(self, place: str, other: str) -> Distance:
         distance = self._distances.get((place, other))
@@ -252,14 +250,13 @@ class _PreferenceSearch:
         return distance
 
     def _switch(self, place: str) -> str:
-        """The switch of a place or GPU. One without a known switch counts as its own switch."""
+        """The switch of a place or GPU. Without a known switch, the place or GPU itself."""
         switch = self._switches.get(place)
         if switch is None:
             switch = self._switches[place] = self._topology.switch(self._address(place)) or place
         return switch
 
     def _address(self, place: str) -> str:
-        """The address of a place or GPU in the topology."""
         return self._addresses.get(place, place)
 
 
@@ -282,23 +279,9 @@ def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int,
     count = min(rows, columns, rows if size is None else max(size, 0))
     if count == 0:
         return {}
-    kept = _worth_keeping(costs, columns)
     # Rows that are left out get spare columns of cost 0: these will be the most expensive rows.
-    spare = [0] * (rows - count)
-    table = [[*(row[column] + 1 for column in kept), *spare] for row in costs]
-    return {row: kept[at] for row, at in _hungarian(table).items() if at < len(kept)}
-
-
-def _worth_keeping(costs: Sequence[Sequence[int]], columns: int) -> list[int]:
-    """The columns that are among the n cheapest of some row, for n rows.
-
-    Other columns are not needed: the other rows cannot occupy all of a row's n cheapest columns.
-    """
-    rows = len(costs)
-    kept: set[int] = set()
-    for row in costs:
-        kept.update(sorted(range(columns), key=row.__getitem__)[:rows])
-    return sorted(kept)
+    table = [[*(cost + 1 for cost in row), *[0] * (rows - count)] for row in costs]
+    return {row: column for row, column in _hungarian(table).items() if column < columns}
 
 
 def _hungarian(table: Sequence[Sequence[int]]) -> dict[int, int]:

@@ -6,13 +6,17 @@ per container request, in the same order.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import grpc
 
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet.streams import Streams
+
+COALESCE = 0.2  # seconds between two lists on one stream
+MOST_STREAMS = 16  # open streams, each in a thread of the server. The oldest is closed first.
 
 _log = logging.getLogger(__name__)
 
@@ -20,7 +24,7 @@ Listing = list[tuple[str, bool, tuple[int, ...]]]
 
 
 class Rejected(Exception):
-    """A call cannot be answered. It has the gRPC status, and a text that says what to do."""
+    """A call cannot be answered. Has the gRPC status; the text has the remedy."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -42,21 +46,100 @@ class ServedPool:
         return self._listing
 
     def relist(self, listing: Listing) -> bool:
-        """Replace the listing; True if the kubelet must get it."""
+        """Replace the listing; True if it has changed."""
         changed = listing != self._listing
         self._listing = listing
         return changed
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Which of the available ids go best together."""
+        """Choose the available ids that go best together."""
         raise NotImplementedError
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """What a container with these ids gets. Raises Rejected."""
+        """The answer for a container with these ids. Raises Rejected."""
         raise NotImplementedError
 
     def pre_start(self, ids: list[str]) -> None:
         """A container with these ids is about to start. Raises Rejected."""
+
+
+class _Stream:
+    def __init__(self) -> None:
+        self.opened = time.monotonic()
+        self.ended = False
+        self.woken = True  # it must compare the list
+        self.again = False  # it must send the list even if unchanged
+
+
+class Streams:
+    """The streams of a pool. Calls `on_change`, without a lock, when a stream opens or closes."""
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[], object] = lambda: None
+        self._changed = threading.Condition()  # of what the streams are
+        self._open: list[_Stream] = []  # oldest first
+
+    def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
+        """Yields when this call must compare the list: now, then after `changed`, COALESCE apart.
+
+        The value is whether it must send the list even if that has not changed.
+        """
+        stream = _Stream()
+        with self._changed:
+            self._open.append(stream)
+            self._end(self._open[:-MOST_STREAMS])
+        if not context.add_callback(lambda: self._drop(stream)):
+            self._drop(stream)  # the call is over already
+        self.on_change()
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: stream.woken or stream.ended)
+                    if stream.ended:
+                        return
+                    again, stream.again, stream.woken = stream.again, False, False
+                yield again
+                with self._changed:
+                    self._changed.wait_for(lambda: stream.ended, COALESCE)
+        finally:
+            self._drop(stream)
+
+    def changed(self, *, again: bool = False) -> None:
+        """Make every stream compare the list, or with `again` send it in any case."""
+        with self._changed:
+            for stream in self._open:
+                stream.woken = True
+                stream.again |= again
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        with self._changed:
+            self._end(list(self._open))
+        self.on_change()
+
+    def since(self, moment: float) -> bool:
+        """Whether a stream is open that was opened at `moment` (time.monotonic()) or later."""
+        with self._changed:
+            return bool(self._open) and self._open[-1].opened >= moment
+
+    @property
+    def count(self) -> int:
+        with self._changed:
+            return len(self._open)
+
+    def _drop(self, stream: _Stream) -> None:
+        with self._changed:
+            was_open = not stream.ended
+            if was_open:
+                self._end([stream])
+        if was_open:
+            self.on_change()
+
+    def _end(self, streams: list[_Stream]) -> None:
+        for stream in streams:
+            stream.ended = True
+            self._open.remove(stream)
+        self._changed.notify_all()
 
 
 class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
@@ -66,24 +149,22 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         self._resource = resource
         self._streams = streams
         self.options = v1beta1_pb2.DevicePluginOptions(
-            pre_start_required=resource.pre_start_required,
-            get_preferred_allocation_available=True,
+            pre_start_required=resource.pre_start_required, get_preferred_allocation_available=True
         )
 
     def serve(self, server: grpc.Server) -> None:
-        """Add it to a server."""
         v1beta1_pb2_grpc.add_DevicePluginServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """The kubelet waits for this inside its Register: it must not block."""
+        """Must not block: the kubelet waits for this inside its Register."""
         return self.options
 
     def ListAndWatch(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
-        """Send the whole list at once, and whenever it has changed or is wanted again."""
+        """Send the whole list at once, after each change, and on demand."""
         sent: Listing | None = None
         for again in self._streams.turns(context):
             try:
@@ -100,7 +181,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: v1beta1_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreferredAllocationResponse:
-        """A choice for every request. An error would make the pod fail for good."""
+        """Never fails, because an error would make the pod fail for good."""
         return v1beta1_pb2.PreferredAllocationResponse(
             container_responses=[
                 v1beta1_pb2.ContainerPreferredAllocationResponse(
@@ -128,7 +209,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: v1beta1_pb2.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreStartContainerResponse:
-        """The kubelet has 30 s for this, if it asks at all."""
+        """The kubelet waits 30 s for this, and calls it only if `options` require it."""
         ids = list(request.devices_ids)
         try:
             self._resource.pre_start(ids)
@@ -143,7 +224,10 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
         try:
             return self._resource.preferred(available, must_include, size)
         except Exception:  # noqa: BLE001 - any choice is better than a pod that fails
-            _log.exception("%s: GetPreferredAllocation: answered by order", self._resource.name)
+            _log.exception(
+                "%s: GetPreferredAllocation failed: answered with the first free ids",
+                self._resource.name,
+            )
         free = set(available)
         ordered = dict.fromkeys(
             [device_id for device_id in must_include if device_id in free] + available

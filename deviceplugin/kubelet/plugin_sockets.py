@@ -22,24 +22,28 @@ from base.unix_socket import is_served
 
 MAX_PATH = 107  # bytes: sockaddr_un has 108, with the final NUL (unix(7))
 MAX_RECEIVE = 64 << 20  # bytes: GetPreferredAllocation lists every free id
-_PAUSE = 0.05  # seconds between two looks for calls that came while the server ended
+_PAUSE = 0.05  # seconds between two checks for calls that came while the server ended
 HALF_MADE = 10.0  # seconds after which a socket without its final name is a leftover
 
 _ANY = re.compile(r"\.?podfabric-.+\.sock")
 
 
 class SocketError(Exception):
-    """A socket cannot be made. The text names it and says why and what to do."""
+    """A socket cannot be made. The text names the socket, the reason and the remedy."""
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
-    """Remove and return the sockets of this program on which no process listens.
+    """Remove and return this program's sockets on which no process listens.
 
     The process ids in the names do not help: plugins in two pods share the directory, but not the
     pid namespace.
     """
     removed = []
-    for path in _names(directory):
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError:
+        return []
+    for path in paths:
         if not _ANY.fullmatch(path.name) or is_served(path):
             continue
         with suppress(OSError):
@@ -54,16 +58,12 @@ def remove_leftovers(directory: Path) -> list[Path]:
 class Listener:
     """A gRPC server on its own socket, until `close`.
 
-    `serve` adds the service to the server. The file gets its final name when it
-    has mode 0600 and the server runs. Raises SocketError, FileNotFoundError (no directory).
+    `serve` adds the service to the server. The file gets its final name when it has mode 0600 and
+    the server runs. Raises SocketError, or FileNotFoundError without the directory.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        resource: str,
-        serve: Callable[[grpc.Server], object],
-        threads: int,
+        self, directory: Path, resource: str, serve: Callable[[grpc.Server], object], threads: int
     ) -> None:
         self.path = _fresh(directory, resource)
         hidden = self.path.with_name(f".{self.path.name}")
@@ -72,36 +72,37 @@ class Listener:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kubelet-{resource}")
         self._server = grpc.server(
             self._pool,
-            options=(
-                ("grpc.max_receive_message_length", MAX_RECEIVE),
-                ("grpc.so_reuseport", 0),
-            ),
+            options=(("grpc.max_receive_message_length", MAX_RECEIVE), ("grpc.so_reuseport", 0)),
         )
         serve(self._server)
         try:
             self._server.add_insecure_port(f"unix:{hidden}")
             hidden.chmod(0o600)
             self._server.start()
-            # gRPC unlinks the name that it bound, even if another process made a file there since.
-            # So it binds a name that is not used afterwards, and this class removes the other.
+            # gRPC unlinks the name that it bound, even if another process has made a file there.
+            # So it binds a hidden name, and this class removes the final one.
             hidden.rename(self.path)
         except (OSError, RuntimeError) as error:
             self._end(0)
             with suppress(OSError):
                 hidden.unlink()
-            raise SocketError(f"{self.path}: cannot listen: {_reason(error)}") from None
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise SocketError(
+                f"{self.path}: cannot listen: {reason}: look at the directory's owner and mode"
+            ) from None
         self._made = files.version(self.path)
 
     @property
     def exists(self) -> bool:
-        """The file is still the one that this listener made."""
+        """Whether the file is still the one that this listener made."""
         return len(self._made) > 1 and files.version(self.path) == self._made
 
     def close(self, end_calls: Callable[[], object], grace: float = 10.0) -> None:
         """End the server. May be called again.
 
-        `end_calls` ends the running calls that would last; they all have `grace` seconds. It is
-        called until none runs: a call may come until the server takes no more.
+        `end_calls` ends the running calls that would last; all calls have `grace` seconds.
+        `end_calls` is repeated until none runs, because calls may come until the server has
+        stopped.
         """
         if self.exists:
             with suppress(OSError):
@@ -118,13 +119,6 @@ class Listener:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _names(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except OSError:
-        return []
-
-
 def _fresh(directory: Path, resource: str) -> Path:
     tail = f"-{os.getpid()}-{secrets.token_hex(4)}.sock"
     path = directory / f"podfabric-{resource.replace('/', '_')}{tail}"
@@ -136,9 +130,3 @@ def _fresh(directory: Path, resource: str) -> Path:
             "directory"
         )
     return path
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{error.strerror}: look at the directory's owner and mode"
-    return f"{' '.join(str(error).split())}: look at the directory's owner and mode"

@@ -15,8 +15,8 @@ MAX_RECEIVE = 16 << 20  # bytes of a List: gRPC's own limit is 4 MiB
 OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # no back-off because of earlier connections
     ("grpc.default_authority", "localhost"),
-    # gRPC 1.85 repeats a call without end on a connection whose server has just said that it ends:
-    # until the call's deadline it takes a CPU, and 400 MB of memory a second.
+    # gRPC 1.85 repeats a call endlessly on a connection whose server has announced its end. Until
+    # the call's deadline that takes a CPU, and 400 MB of memory a second.
     ("grpc.enable_retries", 0),
 )
 
@@ -24,14 +24,14 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
 def open_channel(socket: Path, *, max_receive: int | None = None) -> grpc.Channel:
     """A channel, which connects with the first call. It never repeats a call that failed.
 
-    `max_receive` is the most bytes of an answer, 4 MiB by default.
+    `max_receive` is the size limit of an answer in bytes, 4 MiB by default.
     """
     sizes = () if max_receive is None else (("grpc.max_receive_message_length", max_receive),)
     return grpc.insecure_channel(f"unix:{socket}", (*OPTIONS, *sizes))
 
 
 class PodResourcesClient:
-    """Asks the kubelet that runs at the time. Any thread may use it; calls are made one at a time.
+    """Calls the kubelet that runs at the time. Any thread may use it; calls run one at a time.
 
     gRPC 1.85 may crash the process if a channel is closed while other threads have calls on it.
     """
@@ -44,15 +44,11 @@ class PodResourcesClient:
         self._made: tuple[int, ...] = ()  # the version of the channel's socket
 
     def close(self) -> None:
-        """Close the connection. The next call opens another."""
         with self._lock:
             self._drop()
 
     def list(self, timeout: float) -> podresources_pb2.ListPodResourcesResponse:
-        """The devices of all containers.
-
-        Raises KubeletUnreadable, after `timeout` seconds at the latest.
-        """
+        """The devices of all containers. Raises KubeletUnreadable within `timeout` seconds."""
         end = time.monotonic() + timeout
         request = podresources_pb2.ListPodResourcesRequest()
         with interrupts.waiting():

@@ -1,8 +1,8 @@
 """The kubelet's records of which container holds which device ids.
 
-They come from two sources. The PodResources API is stable, but it has no pod UIDs, and on older
-kubelets it omits init containers. The kubelet's own checkpoint has both, but it is not an official
-interface, and it does not have the devices of ResourceClaims.
+There are two sources. The PodResources API is stable, but it has no pod UIDs, and on older kubelets
+it omits init containers. The kubelet's own checkpoint has both, but it is not an official
+interface, and it lacks the devices of ResourceClaims.
 """
 
 import base64
@@ -30,12 +30,12 @@ _ADDRESS = re.compile(
     r"(?<![0-9a-f])([0-9a-f]{4})[:-]([0-9a-f]{2})[:-]([01][0-9a-f])[.-]([0-7])(?![0-9a-f])", re.I
 )
 
-_SETTLED = 1.0  # seconds, far more than the kernel's clock of files needs for its next tick
+_SETTLED = 1.0  # seconds, far more than between two ticks of the kernel's clock of files
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
 
 
 class KubeletUnreadable(Exception):
-    """The kubelet's records cannot be read. The text names socket or file, and what to do."""
+    """The kubelet's records cannot be read. The text names socket or file, and the remedy."""
 
 
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     ids: tuple[DeviceId, ...]  # sorted
     claimed: bool = False  # by a ResourceClaim of a DRA driver; never from the checkpoint
-    # From the answer of Allocate, if the caller asked for it.
+    # From the answer of Allocate, if the caller requested it.
     nodes: tuple[str, ...] = ()  # "uverbs3" of the host
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0"
 
@@ -71,7 +71,7 @@ class _KubeletFile(msgspec.Struct):
 
 
 def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
-    """The devices of all containers by the kubelet's checkpoint; none if there is no file.
+    """The devices of all containers by the kubelet's checkpoint; [] without the file.
 
     It keeps pods that ended until the kubelet's next allocation, or until a device plugin sends a
     list. With `nodes`, the rows have the uverbs devices or CDI names that the containers got.
@@ -98,8 +98,7 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
 def registered(paths: Paths) -> dict[str, list[str]] | None:
     """The healthy ids of each resource when the kubelet last wrote its checkpoint, sorted.
 
-    The kubelet writes it when the first device plugin sends its list: None if there is no file.
-    Raises KubeletUnreadable.
+    Returns `None` without the file: no device plugin has sent a list yet. Raises KubeletUnreadable.
     """
     content = _checkpoint(paths)
     if content is None:
@@ -111,7 +110,7 @@ def registered(paths: Paths) -> dict[str, list[str]] | None:
 def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevices]:
     """The devices of all containers by PodResources; `claimed` as in `from_answer`.
 
-    Raises KubeletUnreadable, after KUBELET_TIMEOUT at the latest.
+    Raises KubeletUnreadable within KUBELET_TIMEOUT.
     """
     # Imported here since callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
@@ -159,9 +158,9 @@ def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices
 
     The checkpoint is searched by the pod's UID; it has all of the pod's devices before the sandbox
     is made. If it has none, PodResources is searched by the pod's name, and ignored if an id
-    belongs to another pod, which had that name a moment ago. Devices of ResourceClaims are found
-    by the name only. One readable source is enough, but the checkpoint needs a UID.
-    Raises KubeletUnreadable.
+    belongs to another pod, which had that name a moment ago. Devices of ResourceClaims are found by
+    the name only. One readable source is enough, but the checkpoint needs a UID. Raises
+    KubeletUnreadable.
     """
     by_name: list[PodDevices] = []
     in_checkpoint: list[PodDevices] = []
@@ -205,7 +204,7 @@ def _sorted(*lists: Iterable[str]) -> tuple[DeviceId, ...]:
 
 
 def _claimed_ids(device: "podresources_pb2.ClaimResource") -> Iterator[str]:
-    """The ids of a claimed device: its name, and the PCI addresses in its names."""
+    """The name of a claimed device, and the PCI addresses in its names."""
     if device.device_name:
         yield device.device_name
     for name in (device.device_name, *(named.name for named in device.cdi_devices)):
@@ -214,7 +213,7 @@ def _claimed_ids(device: "podresources_pb2.ClaimResource") -> Iterator[str]:
 
 
 def address_in(device_id: str) -> str | None:
-    """The first PCI address in an id such as "gpu-0000-3b-00-0", as sysfs writes it, or None."""
+    """The first PCI address in an id such as "gpu-0000-3b-00-0", as sysfs writes it."""
     match = _ADDRESS.search(device_id)
     return _address(match) if match else None
 
@@ -232,7 +231,7 @@ def _address(match: re.Match[str]) -> str:
 def _given(response: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The uverbs devices of the host and the CDI names in a ContainerAllocateResponse.
 
-    None of either if it cannot be decoded.
+    Both are () if it cannot be decoded.
     """
     # Imported here since CNI plugins need only the ids.
     from google.protobuf.message import DecodeError
@@ -273,10 +272,8 @@ def _checkpoint(paths: Paths) -> _Data | None:
 
 
 class _Read(NamedTuple):
-    """The last reading: of which file, and how that looked."""
-
     path: Path
-    look: tuple[int, ...]
+    version: tuple[int, ...]
     data: _Data
 
 
@@ -284,15 +281,15 @@ _last_read: _Read | None = None
 
 
 def _decoded(path: Path) -> _Data:
-    """The file's content, decoded again only if the file is another one or was changed."""
+    """The file's content, decoded again only if the file has changed."""
     global _last_read
     with path.open("rb") as file:
-        look = files.version(file.fileno())
+        version = files.version(file.fileno())
         last = _last_read
-        if last is not None and last.path == path and last.look == look:
+        if last is not None and last.path == path and last.version == version:
             return last.data
         data = decoding.decode(file.read(), _KubeletFile).Data
-    # A file that has just been written may be written again without looking different.
-    if abs(time.time() - look[-1] / 1e9) > _SETTLED:
-        _last_read = _Read(path, look, data)
+    # A file that has just been written may be written again without a new version.
+    if abs(time.time() - version[-1] / 1e9) > _SETTLED:
+        _last_read = _Read(path, version, data)
     return data

@@ -3,8 +3,8 @@
 The plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock. A kubelet
 that starts removes all sockets there and makes its own again.
 
-One thread per pool looks at the current state and does what is missing. inotify and the pool's
-streams only wake it.
+One thread per pool compares the state with what is needed, and does the missing step. inotify and
+the pool's streams only wake it.
 """
 
 import errno
@@ -22,14 +22,12 @@ from base.paths import Paths
 from base.problems import Problems
 from base.watching import Waker
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
-from deviceplugin.kubelet import plugin_sockets, streams
-from deviceplugin.kubelet.plugin_server import ServedPool, Servicer
+from deviceplugin.kubelet import plugin_sockets
+from deviceplugin.kubelet.plugin_server import MOST_STREAMS, ServedPool, Servicer, Streams
 from deviceplugin.kubelet.plugin_sockets import Listener, SocketError
 from deviceplugin.kubelet.pod_resources import open_channel
-from deviceplugin.kubelet.streams import Streams
 
 VERSION = "v1beta1"
-
 
 TIMEOUT = 15.0  # seconds for a Register, in which the kubelet calls back for up to 10
 WATCHDOG = 10.0  # seconds without a ListAndWatch, after which the pool registers again
@@ -57,7 +55,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 class PluginServer(StepThread):
     """Serves one resource and keeps it registered, in a thread, from `start` until `close`.
 
-    It waits for a kubelet that does not run yet.
+    Waits for a kubelet that does not run yet.
     """
 
     def __init__(self, paths: Paths, pool: ServedPool) -> None:
@@ -73,10 +71,10 @@ class PluginServer(StepThread):
 
         self._listener: Listener | None = None
         self._registered_at: tuple[int, ...] = ()  # the kubelet.sock of the last Register
-        self._asked = math.inf  # when the kubelet was asked to accept the pool
-        self._live_since: float | None = None  # since when it reads the list
-        self._due = 0.0  # when to ask it again
-        self._listen_at = 0.0  # when to try again after that failed
+        self._asked = math.inf  # when Register was last called
+        self._live_since: float | None = None  # since when the kubelet reads the list
+        self._due = 0.0  # when to call Register again
+        self._listen_at = 0.0  # when to listen again after a failure
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._problems = Problems(_log)
 
@@ -92,12 +90,11 @@ class PluginServer(StepThread):
         self._streams.changed(again=again)
 
     def state(self) -> PoolState:
-        """For metrics."""
         listing, listener = self._pool.listing(), self._listener
         return PoolState(
             resource=self._resource,
             socket=str(listener.path) if listener is not None else "",
-            registered=self._is_registered(),
+            registered=self._streams.since(self._asked),
             streams=self._streams.count,
             devices=len(listing),
             healthy=sum(healthy for _, healthy, _ in listing),
@@ -116,12 +113,7 @@ class PluginServer(StepThread):
         self._waker.close()
 
     def wake(self) -> None:
-        """Do the next step now."""
         self._waker.wake()
-
-    def _is_registered(self) -> bool:
-        """Whether the kubelet has accepted the pool and reads its list."""
-        return self._streams.since(self._asked)
 
     def _run(self) -> None:
         if self._directory.is_dir():
@@ -133,7 +125,7 @@ class PluginServer(StepThread):
         self._waker.wait(min(seconds, LOOK_EVERY))
 
     def step(self) -> float:
-        """Do what is missing now; return the seconds until the next step."""
+        """Do the missing step; return the seconds until the next one."""
         self._waker.follow((self._directory, self._directory.parent))
         # The kubelet's socket first: a kubelet removes ours before it makes its own.
         kubelet = files.version(self._kubelet)
@@ -161,7 +153,7 @@ class PluginServer(StepThread):
         return self._ask()
 
     def _look_at_streams(self, now: float) -> None:
-        if self._is_registered():
+        if self._streams.since(self._asked):
             if self._live_since is None:
                 _log.info("%s: registered: the kubelet reads its list", self._resource)
                 self._live_since, self._due, self._problem = now, math.inf, ""
@@ -175,7 +167,6 @@ class PluginServer(StepThread):
             _log.info("%s: %s: registering again", self._resource, self._problem)
 
     def _ask(self) -> float:
-        """Have the kubelet accept the pool; return the seconds until the next step."""
         self._live_since = None
         self._asked = time.monotonic()
         try:
@@ -192,7 +183,7 @@ class PluginServer(StepThread):
         return 0  # the stream may be there already
 
     def _register(self) -> None:
-        """Call Register. Raises grpc.RpcError."""
+        """Raises grpc.RpcError."""
         assert self._listener is not None
         request = v1beta1_pb2.RegisterRequest(
             version=VERSION,
@@ -220,7 +211,7 @@ class PluginServer(StepThread):
             time.sleep(SETTLE)  # a kubelet that notices the end later would drop the new one
         try:
             self._listener = Listener(
-                self._directory, self._resource, self._servicer.serve, streams.MOST + _OTHER_CALLS
+                self._directory, self._resource, self._servicer.serve, MOST_STREAMS + _OTHER_CALLS
             )
         except (SocketError, OSError) as error:
             self._listen_at = time.monotonic() + self._backoff.pause()
@@ -240,8 +231,7 @@ class PluginServer(StepThread):
         self._problems.tell(self._resource, problem)
 
     def _explained(self, error: grpc.RpcError) -> str:
-        code = getattr(error, "code", lambda: None)()  # the exception is a Call, too
-        details = getattr(error, "details", lambda: str(error))()
+        code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
             return f"{self._kubelet}: no process listens: is the kubelet running? Trying again"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -249,4 +239,4 @@ class PluginServer(StepThread):
                 f"{self._kubelet}: no answer to Register within {TIMEOUT:.0f} s: look at the "
                 "kubelet's log; trying again"
             )
-        return f"{self._kubelet}: the kubelet refuses the resource: {details}: trying again"
+        return f"{self._kubelet}: the kubelet refuses the resource: {error.details()}: trying again"

@@ -1,4 +1,4 @@
-"""The flags of the device plugin's command line, also those of the plugins that it replaces.
+"""The flags of the device plugin's command line, including those of the plugins that it replaces.
 
 Their syntax is that of Go's flag package: one dash or two, `-x=y` or `-x y`. Other arguments are
 returned, for the command's own options.
@@ -36,8 +36,7 @@ FLAGS = (*_WITH_VALUE, *_SWITCHES)
 _OF_POOL = ("name", "amount", "master")
 _OF_GPUS = ("host-path", "container-path", "plugin-directory", "factor")
 SHARED_GPU = "deepomatic.com/shared-gpu"
-SOCKETS = Path("/device-plugin")
-"""Where Deepomatic's plugin has its sockets, unless -plugin-directory says otherwise."""
+SOCKETS = Path("/device-plugin")  # the default of -plugin-directory, if it exists
 
 # strconv.ParseBool
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -47,21 +46,19 @@ _EVERY_VF = "#0-65535"
 
 
 class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The configuration that the flags ask for."""
-
-    file: Path | None = None  # None: the default file, which need not exist
+    file: Path | None = None  # `None`: the default file, which need not exist
     prefix: str = ""
     cdi: bool = False
     pool: PoolConfig | None = None  # the only pool, in place of a file
     gpus: GpuPoolConfig | None = None  # the same, for a pool of GPUs
-    plugin_directory: Path | None = None  # of the sockets; None: the kubelet's
+    plugin_directory: Path | None = None  # of the sockets; `None`: the kubelet's
 
     def watched(self, usual: Path) -> Path | None:
-        """The file to watch for changes; None if no file is read."""
+        """The file to watch for changes, or `None` if no file is read."""
         return None if self.pool or self.gpus else self.file or usual
 
     def load(self, usual: Path) -> DevicePluginConfig:
-        """Read the configuration. Raises ConfigError."""
+        """Raises ConfigError."""
         if self.gpus:
             return DevicePluginConfig(pools=(), gpus=(self.gpus,))
         if self.pool:
@@ -115,7 +112,9 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             rest.append(argument)
             continue
         if flag in _SWITCHES:
-            value = _bool(flag, value) if equals else "true"
+            if equals and value not in (*_TRUE, *_FALSE):
+                raise ConfigError(f"-{flag}: {value!r}: expected true or false")
+            value = "false" if value in _FALSE else "true"
         elif not equals:
             if not todo:
                 raise ConfigError(f"-{flag}: needs a value")
@@ -147,7 +146,6 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
 
 
 def _shared_gpu(flags: dict[str, str]) -> CommandLine:
-    """The pool of Deepomatic's flags, with its defaults."""
     mounted = {
         "host": flags.get("host-path", "/home/kubernetes/bin/nvidia"),
         "container": flags.get("container-path", "/usr/local/nvidia"),
@@ -190,9 +188,3 @@ def _resource(name: str) -> str:
     if problem := resource_problem(name):
         raise ConfigError(f"-resource-name: {name!r}: {problem}")
     return name
-
-
-def _bool(flag: str, text: str) -> str:
-    if text not in (*_TRUE, *_FALSE):
-        raise ConfigError(f"-{flag}: {text!r}: expected true or false")
-    return "true" if text in _TRUE else "false"

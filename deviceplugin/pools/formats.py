@@ -1,16 +1,16 @@
 """Reads the configuration in any of its three formats.
 
-Besides our own there are those of the Mellanox shared plugin and of the SR-IOV plugin, recognized
-by their top-level keys `configList` and `resourceList`. A file may have all three. What is an error
-in those plugins is an error here. Their keys match in upper and lower case, as in their
-Go decoder. A key that would change what a pod gets, and that is not supported, is refused.
+Besides our own these are the formats of the Mellanox shared plugin and of the SR-IOV plugin,
+recognized by their top-level keys `configList` and `resourceList`. A file may have all three. An
+error in those plugins is an error here. Their keys match in upper and lower case, as in their Go
+decoder. A key that would change what a pod gets, and that is not supported, is refused.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
 sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their READMEs.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,13 +21,7 @@ from base.documents import DocumentError
 from base.text import resembling
 from deviceplugin.kubelet import extended_resources
 from deviceplugin.pools import pool_config
-from deviceplugin.pools.pool_config import (
-    ConfigError,
-    DevicePluginConfig,
-    Mode,
-    Placement,
-    PoolConfig,
-)
+from deviceplugin.pools.pool_config import ConfigError, DevicePluginConfig, Mode, PoolConfig
 from gpu import gpu_pool_keys
 from host.sysfs import pci, selectors
 from host.sysfs.selectors import Selector
@@ -39,7 +33,7 @@ POOL_KEYS = {
     "mode": Mode,
     "amount": Annotated[int, msgspec.Meta(ge=1, le=10_000)],
     "slots": Annotated[int, msgspec.Meta(ge=1, le=1_000)],
-    "placement": Placement,
+    "placement": pool_config.Placement,
     "selectors": object,
     "nodes": _Nodes,
     "rdma": bool,
@@ -97,7 +91,7 @@ def load(
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
         if required:
-            raise ConfigError(f"{path}: there is no such file") from None
+            raise ConfigError(f"{path}: this file does not exist") from None
         content = b""
     except DocumentError as error:
         raise ConfigError(str(error)) from None
@@ -110,7 +104,7 @@ def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> 
     """The configuration in a file's content; errors call the file `name`. Raises ConfigError.
 
     `prefix` is the domain of resources for which another plugin's file has none; "" for that
-    plugin's own. With `cdi` every pool uses CDI, whether or not the file says so.
+    plugin's default. With `cdi` every pool uses CDI, even if the file does not ask for that.
     """
     try:
         configuration = _read(documents.decode(content, name), name, prefix)
@@ -161,7 +155,6 @@ def _check_interval(parts: dict[str, Any], name: str) -> None:
 
 
 def _each(parts: dict[str, Any], form: "_Form", name: str, prefix: str) -> tuple[PoolConfig, ...]:
-    """The pools that are written in one of the forms."""
     value, where = parts[form.key], f"{name}: {form.key}"
     if not isinstance(value, list):
         raise DocumentError(f"{where}: expected a list of pools, got {documents.shown(value)}")
@@ -184,8 +177,12 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
         raise DocumentError(f'{where}.name: is required: write domain/name, such as "rdma/hca"')
     written_selectors, nodes = values.pop("selectors", []), values.pop("nodes", ())
     chosen = _selectors(written_selectors, f"{where}.selectors", selectors.OWN)
-    if not values.get("rdma", True):
-        _check_without_rdma(chosen, nodes, where)
+    asking = {"nodes": bool(nodes), "selectors.isRdma": any(one.isRdma for one in chosen)}
+    for key, asks in asking.items():
+        if asks and not values.get("rdma", True):
+            raise DocumentError(
+                f"{where}.{key}: asks for RDMA devices, but the pool has rdma: false: remove one"
+            )
     return PoolConfig(
         resource=_resource(values.pop("name"), f"{where}.name"),
         used="named" if mode == "exclusive" else "offered",
@@ -196,26 +193,13 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
     )
 
 
-def _check_without_rdma(chosen: tuple[Selector, ...], nodes: Sequence[str], where: str) -> None:
-    """Refuse what contradicts `rdma: false` in a pool of ours."""
-    asking = {"nodes": bool(nodes), "selectors.isRdma": any(each.isRdma for each in chosen)}
-    for key, asks in asking.items():
-        if asks:
-            raise DocumentError(
-                f"{where}.{key}: asks for RDMA devices, but the pool has rdma: false: remove one"
-            )
-
-
 def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
     values = documents.fields(value, _MELLANOX, where, loose=True)
     resource = _prefixed(values, where, prefix, _MELLANOX_NAME)
     amount = values.get("rdmaHcaMax", 0)
     if not 0 <= amount <= extended_resources.MOST_IDS:
-        why = (
-            "is below 0"
-            if amount < 0
-            else f"is more than the kubelet takes ({extended_resources.MOST_IDS})"
-        )
+        most = f"is more than the kubelet takes ({extended_resources.MOST_IDS})"
+        why = "is below 0" if amount < 0 else most
         raise DocumentError(
             f"{where}.rdmaHcaMax: {amount}: {why}: write how many pods share the HCAs"
         )
@@ -340,15 +324,13 @@ def _additional(info: dict[str, dict[str, str]], where: str) -> dict[str, dict[s
 
 
 class _Form(msgspec.Struct, frozen=True):
-    """One way to write pools."""
-
     key: str  # of the list, at the top of the file
     read: Callable[[object, str, str], PoolConfig]  # an entry, its path, the domain
     prefix: str = ""  # the domain of entries without one; "" where the names have it
 
 
-# In the order in which they choose HCAs. It is not that of the keys in the file, because programs
-# that write a file may sort them. The shared plugin's pools come last: they offer what others have.
+# In the order in which they choose HCAs. The order of the keys in the file does not count, because
+# programs may sort them. The shared plugin's pools come last: they offer HCAs of other pools, too.
 _FORMS = (
     _Form("pools", _own),
     _Form("resourceList", _sriov, "intel.com"),

@@ -20,15 +20,13 @@ _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT (include/uapi/linux/route.h)
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A device id of a pool."""
-
     id: DeviceId
     hcas: tuple[str, ...]  # the ids of the HCAs that its holder gets
     numa: tuple[int, ...]  # sorted; () if unknown or switched off
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A resource and what it offers now: HCAs by id, device ids in the same order."""
+    """A resource and the HCAs and ids that it offers now, both in the order of the HCAs' ids."""
 
     config: PoolConfig
     hcas: tuple[HCA, ...]
@@ -37,20 +35,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     problem: str | None = None  # why there are fewer ids than configured, for the log
 
     def slot(self, id: str) -> Slot | None:
-        """The slot with that device id, or None."""
         return self._slots.get(id)
 
     def hca(self, id: str) -> HCA | None:
-        """The HCA with that id, or None if the pool does not offer it."""
-        return self._hcas.get(id)
+        return next((hca for hca in self.hcas if hca.id == id), None)
 
     @cached_property
     def _slots(self) -> dict[str, Slot]:
         return {slot.id: slot for slot in self.slots}
-
-    @cached_property
-    def _hcas(self) -> dict[str, HCA]:
-        return {hca.id: hca for hca in self.hcas}
 
 
 def pools(
@@ -92,7 +84,8 @@ def used_netdevs(paths: Paths) -> frozenset[str]:
         name = todo.pop()
         if name not in used:
             used.add(name)
-            todo += _below(paths, name)
+            entries = attribute_files.names(f"{paths.sys}/class/net/{name}")
+            todo += [name[len("lower_") :] for name in entries if name.startswith("lower_")]
     return frozenset(used)
 
 
@@ -106,7 +99,6 @@ def _shared_out(
     worked: Collection[str],
     used: Collection[str],
 ) -> list[_Taken]:
-    """For each pool the HCAs that it takes, and the reason for each other one."""
     order = [pool.resource for pool in config.pools]
     owner: dict[str, str] = {}
     shares = {pool.resource for pool in config.pools if pool.overlap}
@@ -155,9 +147,12 @@ def _unsuitable(
         return "it is not a PCI function"
     if pool.functions == "auxiliary" and not hca.aux_type:
         return "it is not an auxiliary device"
-    if hca.software and not _takes_software(pool, selector):
+    named = selector.rdmaDevices or selector.ifNames or selector.drivers
+    if hca.software and not (named if pool.selectors else pool.only_working):
         return "it is a software device: rdmaDevices, ifNames or drivers must name it"
-    if _needs_rdma(pool, selector) and not hca.rdma_names:
+    # If a selector of the pool has isRdma, the rest also match HCAs without an RDMA device.
+    needs_rdma = selector.isRdma or not any(other.isRdma for other in pool.selectors)
+    if pool.rdma and needs_rdma and not hca.rdma_names:
         return "it has no RDMA device"
     if not hca.driver and not hca.rdma_names:
         return "no driver is bound to it"
@@ -167,11 +162,7 @@ def _unsuitable(
 
 
 def _in_use(
-    pool: PoolConfig,
-    selector: Selector,
-    hca: HCA,
-    used: Collection[str],
-    with_vfs: Collection[str],
+    pool: PoolConfig, selector: Selector, hca: HCA, used: Collection[str], with_vfs: Collection[str]
 ) -> str | None:
     if pool.used == "offered" or (pool.used == "named" and selectors.names(selector)):
         return None
@@ -181,17 +172,6 @@ def _in_use(
         return "it is a PF whose VFs are offered"
     routed = set(hca.netdevs).intersection(used)
     return f"the host's default route uses {min(routed)}" if routed else None
-
-
-def _needs_rdma(pool: PoolConfig, selector: Selector) -> bool:
-    """If a selector of the pool has isRdma, the others also match HCAs without an RDMA device."""
-    return pool.rdma and (selector.isRdma or not any(other.isRdma for other in pool.selectors))
-
-
-def _takes_software(pool: PoolConfig, selector: Selector) -> bool:
-    if not pool.selectors:
-        return pool.only_working
-    return bool(selector.rdmaDevices or selector.ifNames or selector.drivers)
 
 
 def _pfs_of_taken(pool: PoolConfig, hcas: Iterable[HCA], worked: Collection[str]) -> frozenset[str]:
@@ -215,17 +195,17 @@ def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]
         return [Slot(DeviceId(str(number)), ids, numa) for number in range(config.amount)], None
     if config.mode == "exclusive":
         return [Slot(DeviceId(hca.id), (hca.id,), _numa(config, [hca])) for hca in hcas], None
-    each = min(config.slots, MOST_IDS // len(hcas))
+    per_hca = min(config.slots, MOST_IDS // len(hcas))
     problem = None
-    if each != config.slots:
+    if per_hca != config.slots:
         problem = (
             f"{config.resource}: {config.slots} slots of {len(hcas)} HCAs are more than the "
-            f"kubelet accepts ({MOST_IDS}): {each} slots of each are offered: configure fewer"
+            f"kubelet accepts ({MOST_IDS}): {per_hca} slots of each are offered: configure fewer"
         )
     slots = []
     for hca in hcas:
         numa = _numa(config, [hca])
-        slots += [Slot(DeviceId(f"{hca.id}-{n}"), (hca.id,), numa) for n in range(each)]
+        slots += [Slot(DeviceId(f"{hca.id}-{n}"), (hca.id,), numa) for n in range(per_hca)]
     return slots, problem
 
 
@@ -237,15 +217,10 @@ def _numa(config: PoolConfig, hcas: Iterable[HCA]) -> tuple[int, ...]:
 
 
 def _default(fields: Sequence[str]) -> str | None:
-    """The interface of a line of /proc/net/route if it is a default route, else None."""
+    """The interface of a line of /proc/net/route if that is a default route, or `None`."""
     try:
         name, destination, _, flags, _, _, _, mask = fields[:8]
         route = int(destination, 16), int(mask, 16), int(flags, 16) & (_UP | _REJECT)
     except ValueError:
         return None
     return name if route == (0, 0, _UP) else None
-
-
-def _below(paths: Paths, netdev: str) -> list[str]:
-    entries = attribute_files.names(f"{paths.sys}/class/net/{netdev}")
-    return [name.removeprefix("lower_") for name in entries if name.startswith("lower_")]

@@ -17,11 +17,9 @@ from host.sysfs.selectors import Selector
 Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
 
-_OF_OTHERS = ("configList", "periodicUpdateInterval", "resourceList")
-PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", *_OF_OTHERS)
+_FOREIGN = ("configList", "periodicUpdateInterval", "resourceList")
+PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", *_FOREIGN)
 """The top-level keys of config.yaml. The last three belong to other plugins' files."""
-
-_FOREIGN = {key.lower() for key in _OF_OTHERS}
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +36,11 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     umad: bool = False
     issm: bool = False
     cdi: bool = False
-    numa: bool = True  # tell the kubelet the NUMA nodes
+    numa: bool = True  # report NUMA nodes to the kubelet
     overlap: bool = False  # may offer HCAs that another pool offers
     only_working: bool = False  # excludes HCAs that never had a working port
-    # PFs whose VFs the pool has, and HCAs of the host's default route: "offered" like others,
-    # only if a selector names that very HCA, or "left" out, then with all PFs that have VFs.
+    # PFs whose VFs the pool has, and HCAs of the host's default route: "offered" like any HCA, only
+    # if "named" by a selector, or "left" out. "left" also leaves out all PFs that have VFs.
     used: Literal["offered", "named", "left"] = "offered"
     additional_info: dict[str, dict[str, str]] = {}  # by address, or "*"
 
@@ -53,13 +51,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole configuration of the device plugin."""
-
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
-    # Never in a file: podfabric leaves the node. Nothing is given, and parts of GPUs are served to
-    # those who have them.
+    # Not a key of the file: podfabric leaves the node, and serves only holders of parts of GPUs.
     leaving: bool = False
 
     @property
@@ -69,7 +64,7 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. The text names file and key and says what to do."""
+    """The configuration cannot be used. The text names file, key and remedy."""
 
 
 DEFAULT = PoolConfig(resource="rdma/hca", mode="shared", only_working=True)
@@ -78,11 +73,11 @@ DEFAULT = PoolConfig(resource="rdma/hca", mode="shared", only_working=True)
 
 def is_part(key: str) -> bool:
     """Whether config.yaml may have that top-level key. Keys of Go plugins ignore case."""
-    return key in PARTS or key.lower() in _FOREIGN
+    return key in PARTS or key.lower() in map(str.lower, _FOREIGN)
 
 
 def together_problem(pools: Sequence[PoolConfig], gpus: Sequence[GpuPoolConfig]) -> str | None:
-    """Why one node cannot offer all of these pools; None if it can."""
+    """Why one node cannot offer all of these pools, or `None`."""
     names = [pool.resource for pool in pools] + [name for of in gpus for name in of.resources]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:

@@ -1,1 +1,1 @@
-"""Netlink: interfaces, addresses, VFs and RDMA devices, as the kernel has them."""
+"""Netlink: the kernel's interfaces, addresses, VFs and RDMA devices."""

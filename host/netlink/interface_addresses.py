@@ -1,7 +1,6 @@
 """Configures an interface: addresses, routes, and its sysctls below /proc/sys/net."""
 
 import errno
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -64,8 +63,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
     """Add an address; with `if_possible` only if the interface has the address' family.
 
-    IPv6 without duplicate detection: whoever assigned it knows it is unique, and detection would
-    cost every pod one to two seconds.
+    IPv6 without duplicate detection: that would cost every pod one to two seconds.
     """
     address, _, prefix = cidr.partition("/")
     family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
@@ -87,14 +85,11 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
     """The addresses of an interface, as canonical CIDRs."""
     with trying(f'listing the addresses of "{link.name}"'):
         listed = route.table(RTM_GETADDR, message(AddressMessage, index=link.index))
-    return {_cidr(each) for each in listed}
+    return {_cidr(address) for address in listed}
 
 
 def of_users(route: Rtnetlink, link: Link) -> list[str]:
-    """The addresses (CIDR) and the routes' destinations that users or services gave an interface.
-
-    Without the kernel's own: IPv6 link-local ones, and those of router advertisements.
-    """
+    """The addresses (CIDR) and route destinations that users or services gave an interface."""
     found = []
     with trying(f'listing addresses and routes of "{link.name}"'):
         for address in route.table(RTM_GETADDR, message(AddressMessage, index=link.index)):
@@ -104,10 +99,10 @@ def of_users(route: Rtnetlink, link: Link) -> list[str]:
                 found.append(cidr)
         for family, unspecified in _ANY.items():
             request = message(RouteMessage, [("RTA_OIF", link.index)], family=family)
-            for each in route.table(RTM_GETROUTE, request):
-                if each["proto"] not in _KERNELS:
-                    destination = each.get_attr("RTA_DST", unspecified)
-                    found.append(f"{destination}/{each['dst_len']}")
+            for listed in route.table(RTM_GETROUTE, request):
+                if listed["proto"] not in _KERNELS:
+                    destination = listed.get_attr("RTA_DST", unspecified)
+                    found.append(f"{destination}/{listed['dst_len']}")
     return found
 
 
@@ -116,7 +111,7 @@ def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
     with trying("listing the addresses of all interfaces"):
         listed = route.table(RTM_GETADDR, message(AddressMessage))
     names = {link.index: link.name for link in links.every(route)}
-    return [(_cidr(each), names.get(each["index"], "?")) for each in listed]
+    return [(_cidr(address), names.get(address["index"], "?")) for address in listed]
 
 
 def _cidr(address: AddressMessage) -> str:
@@ -126,10 +121,7 @@ def _cidr(address: AddressMessage) -> str:
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
-    """Add routes through `link`, each behind the namespace's other routes to its destination.
-
-    A gateway outside the interface's networks counts as on-link.
-    """
+    """Add routes through `link`, behind existing ones. A gateway in no network is on-link."""
     if not hops:
         return
     networks = [address_text.network(cidr) for cidr in of(route, link)]
@@ -150,7 +142,7 @@ def _route(link: Link, hop: Hop, networks: Sequence[IPNetwork]) -> ChangeRequest
     if hop.scope is not None:
         scope = hop.scope
     elif not hop.gateway and destination.version == 4:
-        scope = RT_SCOPE_LINK  # there is no gateway
+        scope = RT_SCOPE_LINK
     if hop.priority:
         request.append(("RTA_PRIORITY", hop.priority))
     metrics = [
@@ -185,29 +177,26 @@ class Routes:
             request = message(RouteMessage, family=family, type=rt_type["unicast"])
             with trying("listing routes"):
                 listed = route.table(RTM_GETROUTE, request)
-            for each in listed:
-                if each["type"] != rt_type["unicast"]:
+            for present in listed:
+                if present["type"] != rt_type["unicast"]:
                     continue  # before Linux 4.20 the kernel lists all
-                shown = attributes(each)
+                shown = attributes(present)
                 destination = address_text.address(shown.get("RTA_DST", unspecified))
                 for via in (None, *_gateways(shown)):
-                    key = (destination, each["dst_len"], shown["RTA_TABLE"], via)
+                    key = (destination, present["dst_len"], shown["RTA_TABLE"], via)
                     self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
 
     def has(self, hop: Hop) -> bool:
-        """Whether a route has this destination and table, and the gateway and priority if set.
-
-        The priority of an IPv6 route may be higher: see `behind`.
-        """
+        """Whether a route has this destination and table, and the gateway and priority if set."""
         family, found = self._of(hop, hop.gateway)
         if not hop.priority or hop.priority in found:
             return bool(found)
-        return family == AF_INET6 and max(found, default=0) > hop.priority
+        return family == AF_INET6 and max(found, default=0) > hop.priority  # moved by `behind`
 
     def behind(self, hop: Hop) -> Hop:
-        """The route with a priority that puts it behind those to its destination that are here.
+        """The route with a priority behind the existing routes to its destination.
 
-        A priority that is set changes only where an IPv6 route has it: the kernel would make one
+        A priority that is set changes only if an IPv6 route has it: the kernel would make one
         multipath route of both (net/ipv6/ip6_fib.c, fib6_add_rt2node). IPv4 routes of one priority
         are used in their order.
         """
@@ -219,7 +208,7 @@ class Routes:
         return msgspec.structs.replace(hop, priority=priority)
 
     def _of(self, hop: Hop, gateway: str | None) -> tuple[int, set[int]]:
-        """The family of a route, and the priorities of those to its destination in its table."""
+        """The family of a route, and the priorities of routes to its destination in its table."""
         destination = address_text.network(hop.destination)
         family = AF_INET6 if destination.version == 6 else AF_INET
         via = address_text.address(gateway) if gateway else None
@@ -246,7 +235,7 @@ class Sysctl(NamedTuple):
 
 
 IPV6_SYSCTLS = (Sysctl(6, "disable_ipv6", "0"), Sysctl(6, "keep_addr_on_down", "1"))
-# Else anybody on the link could give the pod a default route and an address.
+# Otherwise any machine on the link could give the pod a default route and an address.
 NO_ADVERTISEMENTS = (Sysctl(6, "accept_ra", "0"), Sysctl(6, "autoconf", "0"))
 
 
@@ -262,20 +251,15 @@ def configure(
     set_addresses: bool = True,
     accept_ra: bool = False,
 ) -> Link:
-    """Set sysctls, modes and addresses, then set the interface up. Returns it as it is then.
+    """Set sysctls, modes and addresses, then set the interface up. Returns its new state.
 
-    In this order, because the kernel announces only addresses that exist when it comes up.
-
-    Args:
-        cidrs: the addresses.
-        sysctls: set before the addresses.
-        link_local: an IPv6 address to use in place of the kernel's. An interface without IPv6
-            (a sysctl, the kernel, an MTU below 1280) gets none.
-        modes: the flags of `links.FLAGS` to set, and the mask of those to set or clear.
-        set_addresses: False leaves out `cidrs`, for which all else is made ready, so that they can
-            be probed. Call this again then.
-        accept_ra: leave it to the pod's sysctls whether an interface with IPv6 addresses follows
-            router advertisements. Otherwise it does not.
+    In this order, because the kernel announces only addresses that exist when it comes up. The
+    values of `sysctls` are set before the addresses. `link_local` replaces the kernel's IPv6
+    address, unless the interface has no IPv6 (a sysctl, the kernel, an MTU below 1280). `modes` are
+    the flags of `links.FLAGS` to set, and the mask of those to set or clear. Without
+    `set_addresses` this leaves out `cidrs`, so that they can be probed before a second call. With
+    `accept_ra` the pod's sysctls decide whether an interface with IPv6 addresses accepts router
+    advertisements; otherwise it does not.
 
     Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """
@@ -307,24 +291,12 @@ def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysct
     """
     with namespace.entered():
         for family, name, value in sysctls:
-            path = _sysctl_path(family, link, name)
+            path = procfs.name(f"sys/net/ipv{family}/conf/{link.name}/{name}")
             try:
                 if attribute_files.text(path) != value:
-                    _write(path, value)
+                    attribute_files.write(path, value)
             except OSError as error:
                 raise HostError(f"setting {path} to {value}: {error.strerror}") from None
-
-
-def _write(path: str, value: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, value.encode())
-    finally:
-        os.close(descriptor)
-
-
-def _sysctl_path(family: int, link: Link, name: str) -> str:
-    return f"{procfs.path()}/sys/net/ipv{family}/conf/{link.name}/{name}"
 
 
 def _covered(networks: Sequence[IPNetwork], gateway: str) -> bool:

@@ -1,7 +1,7 @@
-"""Interfaces, as the kernel shows them. `link_changes` creates, moves, configures, deletes them.
+"""The kernel's interfaces. `link_changes` creates, moves, configures and deletes them.
 
-An interface's index identifies it within one namespace. The kernel may assign another index when
-an interface moves, so look it up again after a move.
+An interface's index identifies it within one namespace. The kernel may assign another index when an
+interface moves, so look it up again after a move.
 """
 
 import errno
@@ -32,7 +32,7 @@ ARPHRD_ETHER = 1  # linux/if_arp.h
 ARPHRD_INFINIBAND = 32
 _CARRIER = IFF_RUNNING | IFF_LOWER_UP
 IFALIASZ = 256
-_CARRIER_PAUSE = 0.002  # seconds between two looks for carrier, at first
+_CARRIER_PAUSE = 0.002  # seconds between the first two checks for carrier
 SIOCGIFFLAGS, SIOCGIFHWADDR, SIOCGIFINDEX = 0x8913, 0x8927, 0x8933  # linux/sockios.h
 _IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
 _IFREQ_FLAGS = struct.Struct("=16sH22x")
@@ -45,16 +45,16 @@ FLAGS = {name: int(IFF_NAMES[f"IFF_{name.upper()}"]) for name in _FLAGS.split()}
 SETTINGS = {
     "txqueuelen": "IFLA_TXQLEN",
     "group": "IFLA_GROUP",
-    "mode": "IFLA_LINKMODE",  # 1: dormant, so that it never gets into operation
+    "mode": "IFLA_LINKMODE",  # 1: dormant, so that its state never becomes UP
     "gso_max_segs": "IFLA_GSO_MAX_SEGS",
     "gso_max_size": "IFLA_GSO_MAX_SIZE",
     "gro_max_size": "IFLA_GRO_MAX_SIZE",
     "gso_ipv4_max_size": "IFLA_GSO_IPV4_MAX_SIZE",  # since Linux 6.3
     "gro_ipv4_max_size": "IFLA_GRO_IPV4_MAX_SIZE",
 }
-"""Settings that are kept when an interface moves to another namespace, as ip-link(8) calls them."""
+"""Settings that an interface keeps in a move to another namespace, with ip-link(8)'s names."""
 
-XDP_MODES = {  # where the kernel shows the program's id, and the flag that names the mode
+XDP_MODES = {  # the attribute with the program's id, and the flag of the mode
     "generic": ("IFLA_XDP_SKB_PROG_ID", XDP_FLAGS_SKB_MODE),
     "driver": ("IFLA_XDP_DRV_PROG_ID", XDP_FLAGS_DRV_MODE),
     "hardware": ("IFLA_XDP_HW_PROG_ID", XDP_FLAGS_HW_MODE),
@@ -64,8 +64,6 @@ LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loop
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """An interface, as the kernel shows it."""
-
     index: int
     name: str
     kind: str  # IFLA_INFO_KIND, "" for hardware
@@ -81,57 +79,54 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     pkey: int | None = None
     mode: str = ""  # "datagram", "connected", "" if not IPoIB
     umcast: bool = False
-    settings: dict[str, int] = {}  # those of SETTINGS that this kernel has
-    xdp: tuple[str, ...] = ()  # those of XDP_MODES in which it has a program
+    settings: dict[str, int] = {}  # the SETTINGS that this kernel has
+    xdp: tuple[str, ...] = ()  # the XDP_MODES in which it has a program
 
     @property
     def up(self) -> bool:
-        """Whether it is administratively up. On InfiniBand this does not mean it can be used."""
+        """Whether it is administratively up. On InfiniBand it may still be unusable."""
         return bool(self.flags & IFF_UP)
 
     @property
     def carrier(self) -> bool:
         """Whether the link can carry frames; on IPoIB this needs the broadcast group.
 
-        For a moment after IFF_LOWER_UP it cannot: the kernel has yet to start its queues and to add
-        the route for IPv6 multicast (linkwatch_do_dev, addrconf_notify). IFF_RUNNING alone may be
-        from before the interface moved.
+        IFF_LOWER_UP comes a moment too early: the kernel has yet to start its queues and to add the
+        route for IPv6 multicast (linkwatch_do_dev, addrconf_notify). IFF_RUNNING alone may be a
+        value from before a move.
         """
         return bool(self.flags & _CARRIER == _CARRIER)
 
     @property
     def link_type_name(self) -> str:
-        """The link type as `ip link` prints it."""
+        """The link type in the words of `ip link`."""
         return LINK_TYPES.get(self.link_type, str(self.link_type))
 
 
 def find(route: Rtnetlink, name: str) -> Link | None:
     """The interface of that name, or alternative name, in the socket's namespace."""
-    told = message_of(route, name)
-    return None if told is None else of_message(told)
+    answer = message_of(route, name)
+    return None if answer is None else of_message(answer)
 
 
 def message_of(
     route: Rtnetlink, name: str, form: type[LinkMessage] = LinkMessage
 ) -> LinkMessage | None:
-    """The kernel's message about the interface of that name; None if there is none."""
+    """The kernel's message about the interface of that name, if it exists."""
     short = len(name.encode(errors="surrogateescape")) < IFNAMSIZ
     named = question(("IFLA_IFNAME" if short else "IFLA_ALT_IFNAME", name), form=form)
     return _get(route, f'looking up interface "{name}"', named)
 
 
 class LinkIdentity(msgspec.Struct, frozen=True):
-    """The part of an interface that can be read without the kernel's RTNL lock.
-
-    Every move holds that lock.
-    """
+    """The properties of an interface that can be read without the RTNL lock of moves."""
 
     index: int
     link_type: int
     mac: bytes  # the first 14 of InfiniBand's 20 bytes, which include the queue pair's number
 
     def is_of(self, link: Link) -> bool:
-        """Whether it may be that interface, possibly seen in another namespace."""
+        """Whether it may be that interface, possibly in another namespace."""
         whole = bytes.fromhex(link.mac.replace(":", ""))[: len(self.mac)]
         return self.link_type == link.link_type and self.mac[: len(whole)] == whole
 
@@ -157,8 +152,8 @@ def identify(route: Rtnetlink, name: str) -> LinkIdentity | None:
 def has_name(route: Rtnetlink, name: str) -> bool:
     """Whether an interface in the socket's namespace has that name or alternative name.
 
-    This binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2) takes
-    an unknown name for a module's and starts modprobe(8) twice (dev_load,
+    This binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2) would
+    take an unknown name for a module's and start modprobe(8) twice (dev_load,
     net/core/dev_ioctl.c), which takes 200 ms on a slow machine.
     """
     encoded = name.encode(errors="surrogateescape")
@@ -175,36 +170,32 @@ def has_name(route: Rtnetlink, name: str) -> bool:
 
 
 def is_running(route: Rtnetlink, name: str) -> bool:
-    """Whether the interface with that name is up and has carrier, at a tenth of a look-up's cost.
-
-    True also if that cannot be told, because it has gone or has another name: a look-up can.
-    """
+    """Whether the interface is up and has carrier, at a tenth of a look-up's cost."""
     request = name.encode(errors="surrogateescape").ljust(_IFREQ.size, b"\0")
     try:
         return bool(_IFREQ_FLAGS.unpack(fcntl.ioctl(route, SIOCGIFFLAGS, request))[1] & IFF_RUNNING)
-    except OSError:
+    except OSError:  # it has gone or has another name: the caller's look-up reports it
         return True
 
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[ChangeRequest] = ()) -> Link | None:
     """The interface of that index in the socket's namespace, after these changes."""
-    told = _get(route, f"looking up interface {index}", question(index=index), after)
-    return None if told is None else of_message(told)
+    answer = _get(route, f"looking up interface {index}", question(index=index), after)
+    return None if answer is None else of_message(answer)
 
 
 def require(route: Rtnetlink, name: str) -> Link:
-    """The same as `find`. Raises LinkMissing if the interface does not exist."""
+    """`find`. Raises LinkMissing if the interface does not exist."""
     link = find(route, name)
     if link is None:
-        raise LinkMissing(f'there is no interface "{name}"')
+        raise LinkMissing(f'interface "{name}" does not exist')
     return link
 
 
 def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
-    """The interface as soon as it has carrier, or as it is when `seconds` are over.
+    """The interface as soon as it has carrier, or its state after `seconds`.
 
-    `link` is how the interface was just now: the first look is a moment later. Raises LinkMissing
-    if it goes away meanwhile.
+    `link` is its state just now. Raises LinkMissing if it goes away.
     """
     latest = link
     end = 0.0
@@ -231,40 +222,40 @@ def every(route: Rtnetlink, kind: str = "") -> list[Link]:
     """All interfaces of the socket's namespace, or those of one kind."""
     of_kind = [("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]})] if kind else []
     with trying("listing interfaces"):
-        links = [of_message(told) for told in route.table(RTM_GETLINK, question(*of_kind))]
-    # The kernel shows all of them where it does not know the kind.
+        links = [of_message(answer) for answer in route.table(RTM_GETLINK, question(*of_kind))]
+    # The kernel lists all interfaces if it does not know the kind.
     return [link for link in links if not kind or link.kind == kind]
 
 
 def permanent_mac(route: Rtnetlink, link: Link) -> str:
-    """The hardware address that the device has of its own; "" where its driver does not tell."""
+    """The device's permanent hardware address; "" if its driver does not report it."""
     with trying(f'looking up "{link.name}"'):
-        told = route.ask(RTM_GETLINK, question(index=link.index))
-    return str(told.get_attr("IFLA_PERM_ADDRESS", ""))
+        answer = route.ask(RTM_GETLINK, question(index=link.index))
+    return str(answer.get_attr("IFLA_PERM_ADDRESS", ""))
 
 
 def question(
     *named: tuple[str, object], index: int = 0, form: type[LinkMessage] = LinkMessage
 ) -> LinkMessage:
-    """A question about interfaces."""
+    """A request for the state of interfaces."""
     return message(form, [("IFLA_EXT_MASK", form.ext_mask), *named], index=index)
 
 
 def _get(
-    route: Rtnetlink, what: str, asked: LinkMessage, after: Sequence[ChangeRequest] = ()
+    route: Rtnetlink, what: str, request: LinkMessage, after: Sequence[ChangeRequest] = ()
 ) -> LinkMessage | None:
     try:
-        told: LinkMessage = route.ask(RTM_GETLINK, asked, after=after)
+        answer: LinkMessage = route.ask(RTM_GETLINK, request, after=after)
     except NetlinkError as refused:
         if refused.code == errno.ENODEV:
             return None
         raise explained(what, refused.code, refused.words) from None
-    return told
+    return answer
 
 
-def of_message(told: LinkMessage) -> Link:
+def of_message(answer: LinkMessage) -> Link:
     """An interface from the kernel's RTM_NEWLINK."""
-    shown = attributes(told)
+    shown = attributes(answer)
     info = shown.get("IFLA_LINKINFO")
     kind = info.get_attr("IFLA_INFO_KIND", "") if info else ""
     ipoib = attributes(info.get_attr("IFLA_INFO_DATA")) if info and kind == "ipoib" else {}
@@ -272,14 +263,14 @@ def of_message(told: LinkMessage) -> Link:
     xdp = shown.get("IFLA_XDP")
     programs = attributes(xdp) if xdp else ()
     return Link(
-        index=told["index"],
+        index=answer["index"],
         name=shown["IFLA_IFNAME"],
         kind=kind,
-        link_type=told["ifi_type"],
+        link_type=answer["ifi_type"],
         mac=shown.get("IFLA_ADDRESS", ""),
         broadcast=shown.get("IFLA_BROADCAST", ""),
         mtu=shown.get("IFLA_MTU", 0),
-        flags=told["flags"],
+        flags=answer["flags"],
         alias=shown.get("IFLA_IFALIAS", ""),
         parent=shown.get("IFLA_LINK", 0),
         device=shown.get("IFLA_PARENT_DEV_NAME", ""),

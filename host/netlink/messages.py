@@ -1,7 +1,8 @@
-"""The netlink messages that podfabric speaks: pyroute2's, and what those have wrong or lack.
+"""The netlink messages of podfabric: pyroute2's, with corrections and additions.
 
 `sockets` encodes, sends and decodes them. Attributes have the kernel's names. pyroute2 makes the
-table of a class at its first use, and subclasses inherit it: use no class that has one here.
+table of a class at its first use, and subclasses inherit it, so no class here may derive from one
+that was used already.
 """
 
 import socket
@@ -37,7 +38,7 @@ def message(
 
 def attributes(decoded: Any) -> dict[str, Any]:  # noqa: ANN401 - pyroute2 is not typed
     """The values of a decoded message's attributes, or of a nested attribute's, by name."""
-    return {each[0]: each[1] for each in decoded["attrs"]}
+    return {attribute[0]: attribute[1] for attribute in decoded["attrs"]}
 
 
 def _walk(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -67,12 +68,12 @@ _HEX = (
 )
 _ATOMS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], object]]] = {
     **{kind: _number(getattr(nla, kind).fields[0][1]) for kind in ("uint8", "uint32", "uint64")},
-    # pyroute2 takes it for UTF-8; in the kernel a name has any bytes.
+    # pyroute2 decodes it as UTF-8; in the kernel a name may have any bytes.
     "asciiz": (
         lambda text: text.encode(errors="surrogateescape") + b"\0",
         lambda payload: payload.rstrip(b"\0").decode(errors="surrogateescape"),
     ),
-    # pyroute2 cuts all after 6 bytes; InfiniBand's has 20.
+    # pyroute2 cuts it after 6 bytes; InfiniBand's has 20.
     "l2addr": _HEX,
     "hex": _HEX,
     "ipaddr": (_packed_ip, _ip),
@@ -83,9 +84,9 @@ _ATOMS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], object]]] = {
 class _Attributes(nlmsg_base):
     """Encodes and decodes attributes that are numbers, texts or addresses, by pyroute2's tables.
 
-    pyroute2 makes an object of each attribute, which it encodes in 15 µs of CPU and decodes in 6 to
-    9 µs; the kernel tells 41 of an interface. It does this for other attributes, of which those in
-    `nested` are decoded.
+    pyroute2 makes an object of each attribute, which takes 15 µs of CPU to encode and 6 to 9 µs to
+    decode; the kernel sends 41 for an interface. pyroute2 still handles all other attributes, and
+    decodes those in `nested`.
     """
 
     data: Any
@@ -107,41 +108,41 @@ class _Attributes(nlmsg_base):
     @classmethod
     def of_payload(cls, payload: bytes) -> Self:
         """A nested attribute, decoded."""
-        told = cls(payload, 0, len(payload))
-        told.decode_nlas(0)
-        return told
+        decoded = cls(payload, 0, len(payload))
+        decoded.decode_nlas(0)
+        return decoded
 
     def encode_nlas(self, offset: int) -> int:
-        others = []
+        rest = []
         for name, value in self["attrs"]:
             kind, encode = self._named[name]
             if encode is None:
-                others.append((name, value))
+                rest.append((name, value))
             else:
                 payload = encode(value)
                 length = _ATTRIBUTE.size + len(payload)
                 self.data += _ATTRIBUTE.pack(length, kind) + payload + bytes(-length % 4)
-        self["attrs"] = others
+        self["attrs"] = rest
         return int(super().encode_nlas(len(self.data)))
 
     def decode_nlas(self, offset: int) -> None:
-        others = [self.data[:offset]]
+        rest = [self.data[:offset]]
         listed: list[Any] = self["attrs"]
         for at, kind, length in _walk(self.data, offset, self.length):
             if kind not in self._numbered:
                 continue
             name, decode = self._numbered[kind]
             if decode is None:
-                others.append(self.data[at : at + (length + 3 & ~3)])
+                rest.append(self.data[at : at + (length + 3 & ~3)])
             else:
                 listed.append((name, decode(self.data[at + _ATTRIBUTE.size : at + length])))
-        self.data = b"".join(others)
+        self.data = b"".join(rest)
         self.length = len(self.data)
         super().decode_nlas(offset)
 
 
 class _Message(_Attributes):
-    """Encodes and decodes header and fields of a message at once, pyroute2 each: 30 µs more."""
+    """Encodes and decodes header and fields of a message at once, which saves 30 µs."""
 
     _names: ClassVar[list[str]]
     _fixed: ClassVar[struct.Struct]
@@ -177,9 +178,9 @@ class RouteMessage(_Message, rtmsg):
 
 
 class LinkMessage(_Message, ifinfmsg):
-    """RTM_NEWLINK and its like."""
+    """RTM_NEWLINK and the related messages."""
 
-    # What a question asks for: no statistics, some of which are summed up over all CPUs.
+    # A request excludes statistics: the kernel adds some of them up over all CPUs.
     ext_mask = RTEXT_FILTER_SKIP_STATS
     nested = ("IFLA_LINKINFO", "IFLA_XDP", "IFLA_PROP_LIST")
     nla_map = (
@@ -229,11 +230,11 @@ class LinkMessage(_Message, ifinfmsg):
 
 
 class PFMessage(LinkMessage):
-    """A PF, and its VFs in `self["vfs"]`, not yet decoded.
+    """A PF, with its VFs in `self["vfs"]`, not decoded yet.
 
     The kernel writes the length of their list modulo 64 KiB (nla_nest_end), which about 300 VFs
-    exceed. So the list ends at the first attribute that is no VF, and what is behind the list is
-    not read.
+    exceed. So the list ends at the first attribute that is not a VF, and everything behind it is
+    skipped.
     """
 
     ext_mask = RTEXT_FILTER_SKIP_STATS | RTEXT_FILTER_VF
@@ -255,7 +256,7 @@ _VFINFO_LIST = [name for name, _ in LinkMessage.nla_map].index("IFLA_VFINFO_LIST
 
 
 class RdmaMessage(_Message, nlmsg):
-    """NETLINK_RDMA's messages about devices (rdma/rdma_netlink.h), which pyroute2 has not."""
+    """NETLINK_RDMA's messages about devices (rdma/rdma_netlink.h), which pyroute2 lacks."""
 
     nla_map = (
         (1, "RDMA_NLDEV_ATTR_DEV_INDEX", "uint32"),
@@ -270,8 +271,8 @@ class RdmaMessage(_Message, nlmsg):
 class ErrorMessage(_Message, nlmsg):
     """NLMSG_ERROR with NETLINK_CAP_ACK.
 
-    The request's header lies between the errno and the attributes; pyroute2's `nlmsgerr` has no
-    field for it.
+    The request's header is between the errno and the attributes; pyroute2's `nlmsgerr` has no field
+    for it.
     """
 
     fields = (*nlmsgerr.fields, *((f"request_{name}", form) for name, form in nlmsg.header))

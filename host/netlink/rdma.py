@@ -2,8 +2,7 @@
 
 In the RDMA subsystem's exclusive mode a device is in one network namespace; in shared mode it is
 visible in all of them. A device keeps its index in a move, and is in no namespace for some
-milliseconds meanwhile. When a device moves, the kernel deletes its IPoIB interfaces and creates
-new ones.
+milliseconds. When a device moves, the kernel deletes its IPoIB interfaces and creates new ones.
 """
 
 import errno
@@ -35,8 +34,6 @@ MISSING = "the kernel has no RDMA netlink (Linux 5.2): load the HCA's driver, or
 
 
 class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """An RDMA device, as netlink shows it."""
-
     index: int  # unique over all namespaces; a move keeps it
     name: str  # "mlx5_0"; unique over all namespaces
     node_guid: str  # "0011:2233:4455:6677", in sysfs's form
@@ -44,11 +41,7 @@ class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RdmaNetlink(NetlinkSocket):
-    """A socket in the namespace where it was created. One thread at a time may use it.
-
-    `namespace` is that namespace; None means the calling thread's own, in which every use must
-    happen. Raises HostError if the kernel has no RDMA netlink.
-    """
+    """A socket for one thread. Without `namespace` it is used in the thread's own."""
 
     def __init__(self, namespace: NetworkNamespace | None = None) -> None:
         self.namespace = namespace
@@ -66,7 +59,7 @@ class RdmaNetlink(NetlinkSocket):
 
 @contextmanager
 def rdma(namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
-    """A socket in `namespace`, by default in the calling thread's own; as netlink.netlink."""
+    """A socket in `namespace`, by default in the calling thread's own, closed after the block."""
     if namespace is None:
         opened = RdmaNetlink()
     else:
@@ -77,10 +70,7 @@ def rdma(namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
 
 
 def mode(socket: RdmaNetlink) -> str:
-    """The mode of the RDMA subsystem: "shared" or "exclusive". All namespaces have the same.
-
-    Raises HostError on kernels that cannot say: before Linux 5.2, or before 5.4 within a pod.
-    """
+    """The RDMA subsystem's mode. Raises HostError before Linux 5.2, or 5.4 within a pod."""
     what = "asking for the RDMA subsystem's mode"
     try:
         answer = socket.ask(RDMA_SYS_GET, message(RdmaMessage))
@@ -97,15 +87,15 @@ def mode(socket: RdmaNetlink) -> str:
 def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
     """The devices that are visible in the socket's namespace, except those being moved.
 
-    The kernel finds the next device of a dump by its position (_nldev_get_dumpit) and does not
-    mark a dump as inconsistent, so a device that leaves meanwhile hides another one. Therefore
-    two consecutive dumps have to agree.
+    The kernel finds the next device of a dump by its position (_nldev_get_dumpit) and does not mark
+    a dump as inconsistent, so a device that leaves hides another one. Therefore two consecutive
+    dumps have to agree.
     """
     what = "listing RDMA devices"
     last: list[NetlinkRdmaDevice] | None = None
     for _ in range(DUMPS):
         with trying(what):
-            listed = [_device(told) for told in socket.table(RDMA_GET, message(RdmaMessage))]
+            listed = [_device(answer) for answer in socket.table(RDMA_GET, message(RdmaMessage))]
         if listed == last:
             return listed
         last = listed
@@ -148,7 +138,7 @@ def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespac
         elif refused.code == errno.EOPNOTSUPP:
             words = "its driver cannot do that, because it cannot disassociate running programs"
         elif refused.code in (errno.EINVAL, errno.ENODEV):
-            words = words or "it is no longer in the namespace that it should be moved from"
+            words = words or "it is no longer in its namespace"
         raise explained(what, refused.code, words) from None
 
 
@@ -163,8 +153,8 @@ def _set(socket: RdmaNetlink, device: NetlinkRdmaDevice, change: tuple[str, obje
     socket.ask(RDMA_SET, message(RdmaMessage, [index, change]), NLM_F_ACK)
 
 
-def _device(told: RdmaMessage) -> NetlinkRdmaDevice:
-    shown = attributes(told)
+def _device(answer: RdmaMessage) -> NetlinkRdmaDevice:
+    shown = attributes(answer)
     guid = f"{shown['RDMA_NLDEV_ATTR_NODE_GUID']:016x}"
     return NetlinkRdmaDevice(
         index=shown["RDMA_NLDEV_ATTR_DEV_INDEX"],

@@ -1,8 +1,8 @@
-"""Netlink sockets, and the kernel's answers as exceptions.
+"""Netlink sockets, and the kernel's refusals as exceptions.
 
-The messages are pyroute2's (`messages`), its sockets are not: they would start an event
-loop in each thread, and one costs 0.29 ms to open and 0.3 ms for each request. The kernel handles a
-request within send(2), and its answer is there when that returns.
+The messages are pyroute2's (`messages`), but not the sockets, which would start an event loop in
+each thread and cost 0.29 ms to open and 0.3 ms per request. The kernel handles a request within
+send(2), so the answer can be read at once.
 """
 
 import errno
@@ -38,7 +38,7 @@ TIMEOUT = 10  # seconds to wait for an answer; only a lost one takes time
 # No attribute exceeds 64 KiB, and a link's largest is its list of VFs. The size is below
 # malloc(3)'s threshold for mmap(2), so that an allocation is cheap.
 BUFFER = 120 << 10
-# The kernel has answered when send(2) returns; recv(2) answers the whole length of what it cuts.
+# The kernel has answered when send(2) returns; recv(2) returns the whole length of a cut datagram.
 _AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_TRUNC
 DUMPS = 20  # attempts to read a table that keeps changing
 
@@ -63,10 +63,7 @@ class ChangeRequest(NamedTuple):
 
 
 class NetlinkSocket:
-    """A socket in the namespace where it was created. One thread at a time may use it.
-
-    `protocol` is a NETLINK_* of linux/netlink.h. Raises OSError if the kernel lacks it.
-    """
+    """A socket of a NETLINK_* protocol in its namespace, for one thread at a time."""
 
     def __init__(self, protocol: int) -> None:
         self._first = self._sequence = 0
@@ -75,7 +72,7 @@ class NetlinkSocket:
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
         )
         try:
-            # Ask for the kernel's words with refusals, and not for the request.
+            # A refusal contains the kernel's words, and not the request.
             self.socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
             self.socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         except BaseException:
@@ -87,11 +84,10 @@ class NetlinkSocket:
         return self.socket.fileno()
 
     def bind_to_device(self, name: bytes) -> None:
-        """Bind the socket to an interface, b"" for none; netlink ignores this. Raises OSError."""
+        """Bind the socket to an interface, b"" for none. Netlink ignores this. Raises OSError."""
         self.socket.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name + b"\0")
 
     def close(self) -> None:
-        """Close the socket."""
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -103,8 +99,7 @@ class NetlinkSocket:
     def change(self, *changes: ChangeRequest) -> None:
         """Make these changes, in this order. Raises HostError for the first refused one.
 
-        All are sent at once, and the kernel makes those after a refused one too. Only the last is
-        acknowledged, and its answer comes after every refusal.
+        The kernel also makes the changes after a refused one. It acknowledges only the last.
         """
         *others, last = changes
         with trying(last.what, *last.accepted):
@@ -115,11 +110,11 @@ class NetlinkSocket:
     ) -> Any:  # noqa: ANN401 - a message of the same class
         """Send a request that has one answer. Returns the answer, decoded.
 
-        None where NLM_F_ACK in `flags` brings only an acknowledgement. The changes in `after` are
-        sent before it in the same datagram. Raises NetlinkError for the request, and HostError for
-        a change as `change` does.
+        Returns `None` if NLM_F_ACK in `flags` brings only an acknowledgement. The changes in
+        `after` are sent first, in the same datagram. Raises NetlinkError for the request, and
+        HostError for a change as `change` does.
         """
-        before = (_encoded(each.kind, each.message, each.flags) for each in after)
+        before = (_encoded(change.kind, change.message, change.flags) for change in after)
         self.send(*before, _encoded(kind, message, flags))
         reply, part = self._answer(after)
         if reply != NLMSG_ERROR:
@@ -146,10 +141,7 @@ class NetlinkSocket:
         return reply, part
 
     def table(self, kind: int, message: nlmsg) -> list[Any]:
-        """A whole table, decoded. Raises NetlinkError.
-
-        If the table changes during the dump, it is read again.
-        """
+        """A whole table, decoded, read again if it changes during the dump. Raises NetlinkError."""
         if not self._is_strict:  # so that the kernel filters what it lists
             self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
             self._is_strict = True
@@ -159,10 +151,10 @@ class NetlinkSocket:
             parts = self._dumped()
             if parts is not None:
                 return [_decoded(message, part) for part in parts]
-        raise NetlinkError(errno.EAGAIN, f"the table changed during each of {DUMPS} looks at it")
+        raise NetlinkError(errno.EAGAIN, f"the table changed during each of {DUMPS} attempts")
 
     def _dumped(self) -> list[bytes] | None:
-        """The parts of a dump; None if it is inconsistent or incomplete."""
+        """The parts of a dump; `None` if it is inconsistent or incomplete."""
         whole = True
         parts: list[bytes] = []
         replies = self._replies()
@@ -172,7 +164,7 @@ class NetlinkSocket:
             except NetlinkError as refused:
                 if refused.code != errno.ENOBUFS:
                     raise
-                whole = False  # the rest of this dump is still to come and must be read
+                whole = False  # the rest of this dump must still be read
                 replies = self._replies()
                 continue
             whole = whole and not flags & NLM_F_DUMP_INTR and reply != NLMSG_OVERRUN
@@ -198,10 +190,7 @@ class NetlinkSocket:
             raise NetlinkError(error.errno or errno.EIO) from None
 
     def _replies(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Number, type, flags and bytes of each answer to the last `send`.
-
-        Answers to earlier requests, whose reading a signal or timeout interrupted, are skipped.
-        """
+        """Number, type, flags and bytes of each answer to the last `send`, not to earlier ones."""
         while True:
             datagram = self.receive()
             offset = 0
@@ -217,20 +206,17 @@ class NetlinkSocket:
         try:
             try:
                 datagram = self.socket.recv(BUFFER, _AT_ONCE)
-            except BlockingIOError:  # the answer is lost, or the kernel is not as we know it
-                self._await_answer()
+            except BlockingIOError:  # the answer is lost, or this kernel answers later
+                poll = select.poll()
+                poll.register(self.socket, select.POLLIN)
+                if not poll.poll(TIMEOUT * 1000):
+                    raise NetlinkError(errno.ETIMEDOUT, f"no answer within {TIMEOUT} s") from None
                 datagram = self.socket.recv(BUFFER, _AT_ONCE)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO) from None
         if len(datagram) > BUFFER:
             raise NetlinkError(errno.EMSGSIZE, f"an answer of more than {BUFFER} bytes")
         return datagram
-
-    def _await_answer(self) -> None:
-        look = select.poll()
-        look.register(self.socket, select.POLLIN)
-        if not look.poll(TIMEOUT * 1000):
-            raise NetlinkError(errno.ETIMEDOUT, f"no answer within {TIMEOUT} s")
 
 
 class Rtnetlink(NetlinkSocket):
@@ -241,10 +227,7 @@ class Rtnetlink(NetlinkSocket):
 
 
 def netlink(namespace: NetworkNamespace | None = None) -> Rtnetlink:
-    """A socket in `namespace`, by default in the calling thread's own. `with` closes it.
-
-    The socket is created in the namespace and used from outside: it keeps its namespace.
-    """
+    """A socket in `namespace`, by default the thread's own. It stays there when used outside."""
     if namespace is None:
         return Rtnetlink()
     with namespace.entered():

@@ -1,8 +1,8 @@
 """Reads and sets a PF's settings of its VFs (IFLA_VFINFO_LIST of rtnetlink).
 
-The structs are those of linux/if_link.h. Nothing is sent twice but while the PF's driver is busy,
-and nothing is read back: some drivers accept a setting and keep the old one, so who needs to know
-reads afterwards.
+The structs are those of linux/if_link.h. A request is repeated only while the PF's driver is busy.
+Nothing is read back: some drivers accept a setting and keep the old one, so callers read it if they
+depend on it.
 """
 
 import errno
@@ -22,18 +22,18 @@ from host.netlink.sockets import NetlinkError, Rtnetlink, trying
 
 PROTOCOLS = {"802.1q": 0x8100, "802.1ad": 0x88A8}  # ETH_P_8021Q, ETH_P_8021AD
 LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_*
-UNREPORTED = 0xFFFFFFFF  # rtnl_fill_vfinfo's default for what a driver does not report
+UNREPORTED = 0xFFFFFFFF  # rtnl_fill_vfinfo's default for settings that a driver does not report
 
-BUSY = (errno.EBUSY, errno.EAGAIN)  # i40e, ice and others while a VF resets
+BUSY = (errno.EBUSY, errno.EAGAIN)  # of i40e, ice and similar drivers while a VF resets
 BUSY_TIME, PAUSE = 2.0, 0.1  # seconds; a reset takes some hundred milliseconds
 UNSUPPORTED = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
 
 
 class VF(msgspec.Struct, frozen=True, kw_only=True):
-    """A VF in the PF's IFLA_VFINFO_LIST. None means that the driver does not report it."""
+    """A VF in the PF's IFLA_VFINFO_LIST. `None` means that the driver does not report the value."""
 
     index: int
-    mac: str  # admin MAC, lower case; on InfiniBand 20 bytes, which are the PF's own address
+    mac: str  # admin MAC, lower case; on InfiniBand the 20 bytes of the PF's own address
     vlan: int  # 0: no VLAN
     qos: int
     proto: str  # "802.1q", "802.1ad"
@@ -42,22 +42,19 @@ class VF(msgspec.Struct, frozen=True, kw_only=True):
     spoofchk: bool | None
     trust: bool | None
     link_state: str | None  # "auto", "enable", "disable"
-    node_guid: str | None  # "00:11:22:33:44:55:66:77"; None also for zeros
+    node_guid: str | None  # "00:11:22:33:44:55:66:77"; `None` also for zeros
     port_guid: str | None
 
 
 def read(route: Rtnetlink, pf: Link, index: int) -> VF:
-    """The settings of a VF. Raises HostError if the PF's driver does not report that VF.
-
-    GUIDs are reported since Linux 5.5, by drivers with ndo_get_vf_guid (mlx5's IPoIB).
-    """
+    """The settings of a VF. Raises HostError if the PF's driver does not report that VF."""
     with trying(f'reading the VFs of "{pf.name}"'):
         answer = route.ask(RTM_GETLINK, links.question(index=pf.index, form=PFMessage))
     return _among(answer, pf, index)
 
 
 def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
-    """The interface `pf` and what `read` tells of its VF, by one question; None without it."""
+    """The interface `pf` and the settings of its VF by one request, if it exists."""
     answer = links.message_of(route, pf, PFMessage)
     if answer is None:
         return None
@@ -66,20 +63,14 @@ def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
 
 
 def set_mac(route: Rtnetlink, pf: Link, index: int, mac: str) -> None:
-    """Set the administrative hardware address, "aa:bb:cc:dd:ee:ff".
-
-    Some drivers report the old one for a while: read it back.
-    """
+    """Set the administrative address. Some drivers report the old one for a while."""
     address = bytes.fromhex(mac.replace(":", ""))
     what = _what(f"hardware address {mac}", pf, index)
     _set(route, pf, what, "", ("IFLA_VF_MAC", {"vf": index, "mac": address}))
 
 
 def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto: str) -> None:
-    """Set the VLAN tag for the VF's frames: VLAN (0 for no tag), priority, "802.1q" or "802.1ad".
-
-    Drivers that refuse IFLA_VF_VLAN_LIST get the older attribute, which is only for 802.1q.
-    """
+    """Set the VLAN tag for the VF's frames: VLAN (0 for no tag), priority, protocol."""
     what = _what(f"vlan {vlan}", pf, index)
     tag = {"vf": index, "vlan": vlan, "qos": qos}
     tags = [("IFLA_VF_VLAN_INFO", {**tag, "proto": PROTOCOLS[proto]})]
@@ -90,6 +81,7 @@ def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto:
         raise _failure(what, refused, f"its driver cannot do {proto}, only 802.1q")
     if refused.code not in UNSUPPORTED:
         raise _failure(what, refused)
+    # The driver may have the older attribute, which is only for 802.1q.
     remedy = "its driver cannot tag for VFs, or not in switchdev mode"
     _set(route, pf, what, remedy, ("IFLA_VF_VLAN", tag))
 
@@ -107,7 +99,7 @@ def set_rate(route: Rtnetlink, pf: Link, index: int, minimum: int, maximum: int)
         if not pf.up:
             remedy = f'"{pf.name}" is down: ip link set {pf.name} up'
         raise _failure(what, refused, f"{remedy} (drivers need the link's speed)", (errno.EINVAL,))
-    remedy = "its driver cannot limit a VF to that"
+    remedy = "its driver cannot set this rate"
     if minimum:
         remedy = "many drivers, Intel's among them, cannot do min_tx_rate: leave it out"
     raise _failure(what, refused, remedy, (errno.EINVAL, *UNSUPPORTED))
@@ -131,15 +123,15 @@ def set_link_state(route: Rtnetlink, pf: Link, index: int, state: str) -> None:
     """Set the VF's link: as the PF's ("auto"), up ("enable") or down ("disable")."""
     what = _what(f"link_state {state}", pf, index)
     remedy = f'its driver cannot set a VF\'s link to "{state}"'
-    wanted = ("IFLA_VF_LINK_STATE", {"vf": index, "link_state": LINK_STATES.index(state)})
-    _set(route, pf, what, remedy, wanted, against=(errno.EINVAL, *UNSUPPORTED))
+    value = ("IFLA_VF_LINK_STATE", {"vf": index, "link_state": LINK_STATES.index(state)})
+    _set(route, pf, what, remedy, value, against=(errno.EINVAL, *UNSUPPORTED))
 
 
 def set_guids(route: Rtnetlink, pf: Link, index: int, node: str | None, port: str | None) -> None:
-    """Set an InfiniBand VF's GUIDs, "00:11:22:33:44:55:66:77"; None leaves a GUID unchanged.
+    """Set an InfiniBand VF's GUIDs, "00:11:22:33:44:55:66:77". `None` leaves a GUID unchanged.
 
-    The VF's driver reads them when it binds. Each GUID has an IFLA_VF_INFO of its own in the
-    message: if one has two, the kernel sets only the first (do_setvfinfo, net/core/rtnetlink.c).
+    The VF's driver reads them when it binds. Each GUID has its own IFLA_VF_INFO in the message: if
+    one has two, the kernel sets only the first (do_setvfinfo, net/core/rtnetlink.c).
     """
     guids = [("node", "IFLA_VF_IB_NODE_GUID", node), ("port", "IFLA_VF_IB_PORT_GUID", port)]
     to_set = [(name, kind, guid) for name, kind, guid in guids if guid is not None]
@@ -147,10 +139,10 @@ def set_guids(route: Rtnetlink, pf: Link, index: int, node: str | None, port: st
         return
     what = _what(" and ".join(f"{name} GUID {guid}" for name, _, guid in to_set), pf, index)
     remedy = "GUIDs are for InfiniBand, and for drivers that can set them (mlx5)"
-    wanted = [
+    values = [
         (kind, {"vf": index, "guid": int(guid.replace(":", ""), 16)}) for _, kind, guid in to_set
     ]
-    _set(route, pf, what, remedy, *wanted)
+    _set(route, pf, what, remedy, *values)
 
 
 def _what(setting: str, pf: Link, index: int) -> str:
@@ -166,11 +158,11 @@ def _set(
     pf: Link,
     what: str,
     remedy: str,
-    *wanted: tuple[str, object],
+    *values: tuple[str, object],
     against: Sequence[int] = UNSUPPORTED,
 ) -> None:
     """Set these attributes of VFs. Raises HostError, with the remedy for errnos in `against`."""
-    refused = _tried(route, pf, *wanted)
+    refused = _tried(route, pf, *values)
     if refused is not None:
         raise _failure(what, refused, remedy, against)
 
@@ -182,9 +174,9 @@ def _failure(
     return explained(what, refused.code, ": ".join(filter(None, words)))
 
 
-def _tried(route: Rtnetlink, pf: Link, *wanted: tuple[str, object]) -> NetlinkError | None:
+def _tried(route: Rtnetlink, pf: Link, *values: tuple[str, object]) -> NetlinkError | None:
     """Send one RTM_SETLINK; repeat it while the driver is busy. Returns the last refusal."""
-    infos = {"attrs": [("IFLA_VF_INFO", {"attrs": [each]}) for each in wanted]}
+    infos = {"attrs": [("IFLA_VF_INFO", {"attrs": [value]}) for value in values]}
     refusal: NetlinkError | None = None
 
     def is_answered() -> bool:
@@ -204,16 +196,16 @@ def _tried(route: Rtnetlink, pf: Link, *wanted: tuple[str, object]) -> NetlinkEr
 
 def _among(answer: PFMessage, pf: Link, index: int) -> VF:
     # The VFs are in the order of their numbers, some may be missing (rtnl_fill_vf).
-    for told in reversed(answer["vfs"][: index + 1]):
-        vf = _vf(told, pf)
+    for info in reversed(answer["vfs"][: index + 1]):
+        vf = _vf(info, pf)
         if vf.index == index:
             return vf
     raise HostError(f'"{pf.name}" has no VF {index}')
 
 
-def _vf(told: Any, pf: Link) -> VF:  # noqa: ANN401 - pyroute2 is not typed
-    told.decode()
-    shown = attributes(told)
+def _vf(info: Any, pf: Link) -> VF:  # noqa: ANN401 - pyroute2 is not typed
+    info.decode()
+    shown = attributes(info)
     mac = shown["IFLA_VF_MAC"]
     tag = shown["IFLA_VF_VLAN"]
     if "IFLA_VF_VLAN_LIST" in shown:
@@ -243,12 +235,12 @@ def _vf(told: Any, pf: Link) -> VF:  # noqa: ANN401 - pyroute2 is not typed
 
 
 def _setting(shown: Mapping[str, Any], kind: str, name: str) -> int | None:
-    """The value in a struct; None if it is absent or not reported."""
+    """The value in a struct; `None` if it is absent or not reported."""
     value = int(shown[kind][name]) if kind in shown else UNREPORTED
     return None if value == UNREPORTED else value
 
 
-def _guid(told: Any) -> str | None:  # noqa: ANN401
-    """A GUID as text, big endian, from a number in host order; None for zero."""
-    number = int(told["guid"]) if told is not None else 0
+def _guid(info: Any) -> str | None:  # noqa: ANN401
+    """A GUID as text, big endian, from a number in host order; `None` for zero."""
+    number = int(info["guid"]) if info is not None else 0
     return number.to_bytes(8, "big").hex(":") if number else None

@@ -1,1 +1,1 @@
-"""sysfs and /proc: PCI functions, HCAs, GPUs, and how far they are from each other."""
+"""sysfs and /proc: PCI functions, HCAs, GPUs, and the distances between them."""

@@ -1,9 +1,9 @@
-"""Reads sysfs: attributes, directories and links.
+"""Reads and writes sysfs: attributes, directories and links.
 
 Devices come and go while they are read, and drivers refuse attributes that they do not support
-(EINVAL, EOPNOTSUPP, EIO). What cannot be read is empty, and nothing is raised. Paths are strings,
-because reading all HCAs takes thousands of calls and a Path costs more than a call. Drivers'
-files in procfs, such as NVIDIA's, can be read the same way.
+(EINVAL, EOPNOTSUPP, EIO). So reading raises nothing: an unreadable file is empty. Paths are
+strings, because reading all HCAs takes thousands of calls and a Path costs more than a call.
+Drivers' files in procfs, such as NVIDIA's, can be read the same way.
 """
 
 import os
@@ -12,10 +12,7 @@ _PAGE = 65536  # bytes; the largest page of any architecture, and so the longest
 
 
 def text(path: str, errors: str = "strict") -> str:
-    """An attribute, stripped; "" if it cannot be read or is not UTF-8.
-
-    `errors` is as in bytes.decode: "replace" keeps the valid part.
-    """
+    """An attribute, stripped; "" if it cannot be read or is not UTF-8 (`errors` as in decode)."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -28,8 +25,17 @@ def text(path: str, errors: str = "strict") -> str:
         os.close(descriptor)
 
 
+def write(path: str, text: str) -> None:
+    """Write an attribute that exists. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # without O_CREAT, unlike open()
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
 def number(path: str) -> int | None:
-    """An attribute that is a number, "12" or "0x1"; None for anything else."""
+    """An attribute that is a number, "12" or "0x1"; `None` for anything else."""
     try:
         return int(text(path), 0)
     except ValueError:

@@ -21,7 +21,9 @@ def hardware(paths: Paths) -> frozenset[str]:
         f"{part}/{name}" for part in _PARTS for name in attribute_files.names(f"{sys}/{part}")
     }
     interfaces = attribute_files.names(f"{sys}/class/net")
-    entries.update(name for name in interfaces if _is_hardware(f"{sys}/class/net/{name}"))
+    for name in interfaces:
+        if "/virtual/" not in attribute_files.link(f"{sys}/class/net/{name}"):
+            entries.add(name)
     return frozenset(entries)
 
 
@@ -81,7 +83,3 @@ def _belongs(paths: Paths, of: str, node: CharacterDevice, rdma: str) -> bool:
         attribute_files.text(f"{directory}/dev") == numbers
         and attribute_files.text(f"{directory}/ibdev") == rdma
     )
-
-
-def _is_hardware(netdev: str) -> bool:
-    return "/virtual/" not in attribute_files.link(netdev)

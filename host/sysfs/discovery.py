@@ -1,19 +1,36 @@
-"""Finds the HCAs of this node, which device plugin pools can offer, from sysfs.
+"""Finds the HCAs of this node in sysfs, for the device plugin's pools and for policies.
 
-An HCA is a PCI network function (PF or VF), an auxiliary device (SF), or a software RDMA device,
-with its netdevs, RDMA devices, ports and character devices. Its id stays the same over reboots
-and driver reloads, so it is the PCI address and not `mlx5_N`.
+An HCA is a PCI network function (PF or VF), an auxiliary device (SF), or a software RDMA device.
+Its id stays the same over reboots and driver reloads, so it is the PCI address and not `mlx5_N`.
 
 Interfaces and RDMA devices are visible only in their own network namespace, uverbs devices in all
-of them. `HCA.rdma_names` has both, so it also names RDMA devices that are in pods.
+of them. So `HCA.rdma_names`, which uses both, also has RDMA devices that are in pods.
+
+Every entry of a bus or class directory is a link into /sys/devices. The directories above its
+target are the devices that it is on. Sources: Documentation/ABI/stable/sysfs-class-infiniband,
+testing/sysfs-class-net and sysfs-bus-pci; drivers/infiniband/core/{uverbs_main,user_mad}.c,
+ulp/ipoib/ipoib_vlan.c.
 """
+
+import re
+from typing import NamedTuple
 
 import msgspec
 
 from base.paths import Paths
-from host.sysfs import pci
-from host.sysfs.tree import CharacterDevice as CharacterDevice
-from host.sysfs.tree import Netdev, SysfsSnapshot, node_at
+from host.sysfs import attribute_files, pci
+
+_SF = re.compile(r"mlx5_core\.sf\.[0-9]+")
+_SMI = re.compile(r"smi[0-9]+")  # an XDR HCA's second mlx5 device, for subnet management
+_ARPHRD = {"1": "ether", "32": "infiniband"}  # linux/if_arp.h
+
+
+class CharacterDevice(msgspec.Struct, frozen=True):
+    """A character device: its name and its numbers in sysfs."""
+
+    name: str  # "uverbs0"; its node is /dev/infiniband/uverbs0
+    major: int
+    minor: int
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +68,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
     pf_netdevs: tuple[str, ...] = ()  # names of the PF's own interfaces, if this is a VF or an SF
     index: int | None = None  # number of a VF at its PF, or the sfnum of an SF
     aux_type: str = ""  # "sf" for mlx5_core.sf.4; "" if this is not an auxiliary device
-    numa: int | None = None  # None if the kernel does not know (-1)
+    numa: int | None = None  # `None` if unknown (-1 in sysfs)
     acpi_index: str = ""
     netdevs: tuple[str, ...] = ()  # visible in this network namespace, sorted
     link_types: tuple[str, ...] = ()  # their types: "ether", "infiniband"
@@ -59,7 +76,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
     rdma_names: tuple[str, ...] = ()  # of its RDMA devices in any network namespace, sorted
     iommu_group: str = ""  # "37" if a userspace driver such as vfio-pci is bound; else ""
     software: bool = False  # Soft-RoCE or siw: software on a netdev
-    num_vfs: int = 0  # how many VFs it has now
+    num_vfs: int = 0
 
     @property
     def working(self) -> bool:
@@ -68,39 +85,168 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unknown(name: str) -> HCA:
-    """An HCA of which nothing is known but its id: one that is not in sysfs, or not any more."""
+    """An HCA that is not in sysfs, or not any more. Only its id is known."""
     return HCA(id=name, address=pci.canonical(name) or "")
 
 
+class Netdev(NamedTuple):
+    """An interface in this network namespace."""
+
+    name: str
+    link_type: str  # "ether", "infiniband", or ""
+    guid: str  # the port's GUID of an IPoIB interface, 16 digits
+    dev_port: int
+    foreign: bool  # not the device's own: an IPoIB child or a representor
+
+
+class SysfsSnapshot:
+    """The entries of the bus and class directories at one moment. Attributes are read at each use.
+
+    Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0". Paths are relative to /sys.
+    An attribute that cannot be read is "".
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths, self._sys = paths, str(paths.sys)
+        self._indexes: dict[str, dict[str, int]] = {}  # of VFs, by their PF
+        self.functions = self._directories("bus/pci/devices")  # by address
+        auxiliary = self._directories("bus/auxiliary/devices")
+        self.sfs = {name: at for name, at in auxiliary.items() if _SF.fullmatch(name)}
+        self.addresses = {at: address for address, at in (self.functions | self.sfs).items()}
+        self._netdevs: dict[str, list[str]] = {}  # by the directory of their device
+        self._by_name: dict[str, Netdev] = {}
+        self.visible: set[str] = set()  # names of netdevs
+        self._read_netdevs()
+        self.rdma: dict[str, list[str]] = {}  # names of visible RDMA devices, by their HCA's id
+        self.rdma_names: dict[str, set[str]] = {}  # the same in all network namespaces
+        self.software: set[str] = set()  # names of software RDMA devices
+        self.above: dict[str, str] = {}  # the directory of an RDMA device's parent device
+        self.uverbs: dict[str, CharacterDevice] = {}  # by RDMA device
+        # By RDMA device, port, "umad" or "issm".
+        self.mad: dict[tuple[str, str, str], CharacterDevice] = {}
+        self._read_rdma()
+        self._read_character_devices()
+
+    def own(self, directory: str) -> list[Netdev]:
+        """A device's own interfaces by name, without IPoIB children and representors."""
+        netdevs = (self.netdev(name) for name in sorted(self._netdevs.get(directory, ())))
+        return [netdev for netdev in netdevs if not netdev.foreign]
+
+    def netdev(self, name: str) -> Netdev:
+        netdev = self._by_name.get(name)
+        if netdev is None:
+            at = f"class/net/{name}"
+            link_type = _ARPHRD.get(self.text(f"{at}/type"), "")
+            if link_type == "infiniband":
+                # Only children created through sysfs have `parent`; all have their parent's iflink.
+                index, link = self.text(f"{at}/ifindex"), self.text(f"{at}/iflink")
+                foreign = self.text(f"{at}/parent") != "" or index != link
+            else:
+                foreign = pci.is_representor(self.text(f"{at}/phys_port_name"))
+            address = self.text(f"{at}/address").replace(":", "")
+            guid = address[-16:] if len(address) == 40 else ""
+            dev_port = self.number(f"{at}/dev_port") or 0
+            netdev = self._by_name[name] = Netdev(name, link_type, guid, dev_port, foreign)
+        return netdev
+
+    def indexes_of_vfs(self, pf: str) -> dict[str, int]:
+        """The numbers of a PF's VFs by their addresses. The PF's directory is read once."""
+        if pf not in self._indexes:
+            self._indexes[pf] = {vf: index for index, vf in pci.indexed_vfs(self._paths, pf)}
+        return self._indexes[pf]
+
+    def text(self, path: str) -> str:
+        return attribute_files.text(f"{self._sys}/{path}", errors="replace")
+
+    def number(self, path: str) -> int | None:
+        return attribute_files.number(f"{self._sys}/{path}")
+
+    def numa_node(self, *devices: str) -> int | None:
+        return attribute_files.numa_node(*(f"{self._sys}/{device}" for device in devices))
+
+    def names(self, path: str) -> list[str]:
+        return attribute_files.names(f"{self._sys}/{path}")
+
+    def indexes(self, path: str) -> list[int]:
+        """The entries of a table that are numbers, sorted."""
+        return sorted(int(name) for name in self.names(path) if name.isdecimal())
+
+    def target(self, path: str) -> str:
+        return attribute_files.target(f"{self._sys}/{path}")
+
+    def _directories(self, at: str) -> dict[str, str]:
+        links = (
+            (name, attribute_files.link(f"{self._sys}/{at}/{name}")) for name in self.names(at)
+        )
+        directories = ((name, link.partition("devices/")[2]) for name, link in links)
+        return {name: directory for name, directory in directories if directory}
+
+    def _read_netdevs(self) -> None:
+        for name, directory in self._directories("class/net").items():
+            device = directory.rpartition("/net/")[0] or "virtual"
+            above, _, last = device.rpartition("/")
+            if last.startswith("virtio"):  # its netdevs are on a device of the virtio bus
+                device = above
+            self._netdevs.setdefault(device, []).append(name)
+            self.visible.add(name)
+
+    def _read_rdma(self) -> None:
+        for name, directory in self._directories("class/infiniband").items():
+            if not _SMI.fullmatch(name):
+                self.above[name] = directory.rpartition("/infiniband/")[0]
+                home = self._home(name, self.above[name])
+                self.rdma.setdefault(home, []).append(name)
+                self.rdma_names.setdefault(home, set()).add(name)
+
+    def _read_character_devices(self) -> None:
+        for name, directory in self._directories("class/infiniband_verbs").items():
+            rdma = self.text(f"class/infiniband_verbs/{name}/ibdev")
+            if rdma and not _SMI.fullmatch(rdma):
+                above = self.above.get(rdma, directory.rpartition("/infiniband_verbs/")[0])
+                self.rdma_names.setdefault(self._home(rdma, above), set()).add(rdma)
+                if node := node_at(f"{self._sys}/class/infiniband_verbs/{name}"):
+                    self.uverbs[rdma] = node
+        for name in self.names("class/infiniband_mad"):
+            at = f"class/infiniband_mad/{name}"
+            if (rdma := self.text(f"{at}/ibdev")) and (node := node_at(f"{self._sys}/{at}")):
+                self.mad[rdma, self.text(f"{at}/port"), name.rstrip("0123456789")] = node
+
+    def _home(self, name: str, above: str) -> str:
+        """The id of an RDMA device's HCA: the nearest device above with an address, or its name."""
+        if above == "virtual":
+            self.software.add(name)
+        while above:
+            if (address := self.addresses.get(above)) is not None:
+                return address
+            above = above.rpartition("/")[0]
+        return name
+
+
 class HCAsByName:
-    """The HCAs of the node at one moment, each read when it is asked for."""
+    """The HCAs of the node at one moment, each read at its first use."""
 
     def __init__(self, paths: Paths) -> None:
         self._snapshot = SysfsSnapshot(paths)
         self._read: dict[str, HCA | None] = {}
 
     def get(self, name: str) -> HCA | None:
-        """The HCA with an id; None if there is none."""
+        """The HCA with an id, or `None`."""
         if name not in self._read:
-            self._read[name] = self._hca(name)
+            snapshot, hca = self._snapshot, None
+            if directory := snapshot.functions.get(name) or snapshot.sfs.get(name):
+                hca = _on_a_device(snapshot, name, directory)
+            elif name in snapshot.rdma_names:
+                hca = _without_address(snapshot, name)
+            self._read[name] = hca
         return self._read[name]
-
-    def _hca(self, name: str) -> HCA | None:
-        snapshot = self._snapshot
-        directory = snapshot.functions.get(name) or snapshot.sfs.get(name)
-        if directory is not None:
-            return _on_a_device(snapshot, name, directory)
-        if name in snapshot.rdma_names:
-            return _without_address(snapshot, name)
-        return None
 
 
 def hcas(paths: Paths) -> list[HCA]:
     """Every HCA of the node, sorted by id.
 
     These are PCI functions of class 02 (network) or with an RDMA device, mlx5's SFs, and RDMA
-    devices on neither, such as software and other buses. An HCA that cannot be read does not
-    hide the others. One that vanishes meanwhile is left out.
+    devices on neither, such as software and other buses. An HCA that cannot be read does not hide
+    the rest. An HCA that vanishes while it is read is left out.
     """
     snapshot = SysfsSnapshot(paths)
     with_rdma = snapshot.rdma_names.keys()
@@ -112,13 +258,13 @@ def hcas(paths: Paths) -> list[HCA]:
             # If the device has gone by now, `hca` may be incomplete.
             if (paths.sys / "devices" / directory).exists():
                 hcas.append(hca)
-    others = with_rdma - snapshot.functions.keys() - snapshot.sfs.keys()
-    hcas += [_without_address(snapshot, name) for name in others]
+    without_address = with_rdma - snapshot.functions.keys() - snapshot.sfs.keys()
+    hcas += [_without_address(snapshot, name) for name in without_address]
     return sorted(hcas, key=lambda hca: hca.id)
 
 
 def rdma_cm(paths: Paths) -> CharacterDevice | None:
-    """The node of the RDMA connection manager; None if the module rdma_ucm is not loaded."""
+    """The node of the RDMA connection manager; `None` if the module rdma_ucm is not loaded."""
     return node_at(f"{paths.sys}/class/misc/rdma_cm")
 
 
@@ -235,11 +381,19 @@ def _in_gid_table(
     named = {snapshot.text(f"{ndevs}/{index}") for index in snapshot.indexes(ndevs)}
     if direct := [netdev.name for netdev in own if netdev.name in named]:
         return tuple(direct)
-    if others := sorted(named & snapshot.visible):
-        return tuple(others)
+    if indirect := sorted(named & snapshot.visible):
+        return tuple(indirect)
     by_number = (netdev for netdev in own if netdev.dev_port == number - 1)
     return tuple(netdev.name for netdev in by_number if netdev.link_type == "ether")
 
 
 def _link_types(netdevs: list[Netdev]) -> tuple[str, ...]:
     return tuple(sorted({netdev.link_type for netdev in netdevs if netdev.link_type}))
+
+
+def node_at(entry: str) -> CharacterDevice | None:
+    """The character device of a class entry, or `None`."""
+    major, _, minor = attribute_files.text(f"{entry}/dev").partition(":")
+    if not (major.isdecimal() and minor.isdecimal()):
+        return None
+    return CharacterDevice(entry.rpartition("/")[2], int(major), int(minor))

@@ -15,7 +15,7 @@ from host.sysfs import attribute_files, pci
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _GPU = re.compile(rf"GPU-{_UUID}", re.IGNORECASE)
 # NVIDIA's "GPU-…" and replicas "GPU-…::3", Alnair's "GPU-…_3", HAMi's "GPU-…-3"; old drivers have
-# "MIG-GPU-…/1/0". "MIG-…" does not say which GPU it is on.
+# "MIG-GPU-…/1/0". "MIG-…" does not name the GPU.
 _BY_UUID = re.compile(
     rf"(?:(GPU-{_UUID})(?:(?:::|_|-)[0-9]+)?|MIG-(GPU-{_UUID})/[0-9]+/[0-9]+(?:::[0-9]+)?)",
     re.IGNORECASE,
@@ -30,14 +30,11 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str  # "GPU-…"; "" while the driver has not set the GPU up yet
     address: str  # "0000:1a:00.0"
     minor: int | None  # N in /dev/nvidiaN
-    numa: int | None  # None if the kernel does not know
+    numa: int | None  # `None` if unknown
 
 
 def gpus(paths: Paths) -> list[GPU]:
-    """The GPUs of the node, sorted by address; [] without the driver.
-
-    A GPU that cannot be read does not hide the others.
-    """
+    """The GPUs of the node that can be read, sorted by address; [] without the driver."""
     gpus = []
     directory = _directory(paths)
     for name in attribute_files.names(directory):
@@ -68,7 +65,7 @@ class GPUs:
         self._gpus: list[GPU] = []
 
     def read(self) -> list[GPU]:
-        """The same as `gpus`."""
+        """`gpus`, cached."""
         names = set(attribute_files.names(_directory(self._paths)))
         if names != self._names or not all(gpu.uuid for gpu in self._gpus):
             self._gpus = gpus(self._paths)

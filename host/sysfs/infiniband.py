@@ -16,10 +16,7 @@ FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
 
 class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
-    """The port under an IPoIB interface. Each property is read from sysfs when it is needed.
-
-    States are sysfs's: "ACTIVE", "DOWN"; "LinkUp", "Polling".
-    """
+    """The port under an IPoIB interface. Each property is read from sysfs at each use."""
 
     hca: str
     number: int
@@ -40,10 +37,9 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pkeys(self) -> Iterator[int]:
         """The P_Keys of the table's slots in use, read one by one: there may be 128 slots."""
-        for slot in sorted(attribute_files.names(f"{self.directory}/pkeys"), key=_decimal):
-            if pkey := attribute_files.number(
-                f"{self.directory}/pkeys/{slot}"
-            ):  # an empty one is 0x0000
+        table = f"{self.directory}/pkeys"
+        for slot in sorted(int(name) for name in attribute_files.names(table) if name.isdecimal()):
+            if pkey := attribute_files.number(f"{table}/{slot}"):  # an empty slot has 0x0000
                 yield pkey
 
     def has_pkey(self, pkey: int) -> bool:
@@ -52,10 +48,10 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def port_of(paths: Paths, link: Link) -> IpoibPort | None:
-    """The port under an IPoIB interface of the host; None if sysfs does not show it.
+    """The port under an IPoIB interface of the host; `None` if sysfs does not show it.
 
-    The last 8 bytes of an interface's address are its port's GUID. The GUID decides, because an
-    HCA that is not a PCI function has no `device/infiniband` below the netdev.
+    The last 8 bytes of an interface's address are its port's GUID. The GUID decides, because an HCA
+    that is not a PCI function has no `device/infiniband` below the netdev.
     """
     guid = link.mac.replace(":", "")[-16:]
     below_netdev = f"{paths.sysfs}/class/net/{link.name}/device/infiniband"
@@ -70,17 +66,11 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
 
 def node_guid(paths: Paths, hca: str) -> str:
     """The node GUID that an HCA's driver has read, "00:11:22:33:44:55:66:77"; "" if unknown."""
-    digits = attribute_files.text(f"{paths.sysfs}/class/infiniband/{hca}/node_guid").replace(
-        ":", ""
-    )
-    return bytes.fromhex(digits).hex(":")
+    guid = attribute_files.text(f"{paths.sysfs}/class/infiniband/{hca}/node_guid")
+    return bytes.fromhex(guid.replace(":", "")).hex(":")
 
 
 def bdf_of(paths: Paths, name: str) -> str:
     """The PCI address of the function under a netdev of the host; "" if there is none."""
     address = attribute_files.target(f"{paths.sysfs}/class/net/{name}/device")
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""
-
-
-def _decimal(name: str) -> int:
-    return int(name) if name.isdecimal() else 0

@@ -26,8 +26,8 @@ _UIO = frozenset(("uio_pci_generic", "igb_uio"))
 
 _BDF = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])", re.IGNORECASE)
 _AUXILIARY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[0-9]+")  # module.name.id
-_last_index: dict[str, int] = {}  # by a VF's address: never believed without a look
-_NAME_MAX = 256  # bytes of a file's name and its end
+_last_index: dict[str, int] = {}  # by a VF's address; verified before each use
+_NAME_MAX = 256  # bytes of a file's name with its final zero
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
 # phys_port_name in switchdev mode (devlink, net/devlink/port.c): "p0", and "p0s1" for a split
@@ -37,10 +37,10 @@ _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+.*")
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
-    """A PCI function, or an auxiliary device (a scalable function), as sysfs shows it.
+    """A PCI function, or an auxiliary device (a scalable function), in sysfs.
 
-    `netdevs` and `rdma` have only what is visible in the network namespace of the sysfs mount: a
-    VF whose interface is in a pod has no netdev. A PF's `netdevs` include its representors.
+    `netdevs` and `rdma` have only devices in the network namespace of the sysfs mount: a VF whose
+    interface is in a pod has no netdev. A PF's `netdevs` include its representors.
     """
 
     address: str  # "0000:af:06.0", or "mlx5_core.sf.6"
@@ -63,10 +63,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def for_userspace(driver: str) -> bool:
-    """Whether this driver gives a device to a userspace program (VFIO, UIO).
-
-    Besides vfio-pci there are vendors' variants of it (drivers/vfio/pci: mlx5_vfio_pci).
-    """
+    """Whether this is a driver for userspace programs: UIO, vfio-pci or a vendor's variant."""
     return driver in _UIO or driver.replace("-", "_").endswith("vfio_pci")
 
 
@@ -76,11 +73,11 @@ def is_representor(phys_port_name: str) -> bool:
 
 
 def canonical(text: str) -> Bdf | None:
-    """An address in sysfs's spelling: "AF:06.0" becomes "0000:af:06.0"; None if it is invalid."""
+    """An address in sysfs's spelling: "AF:06.0" becomes "0000:af:06.0"; `None` if it is invalid."""
     return _canonical(text) if len(text) < _NAME_MAX else None
 
 
-@lru_cache(8192)  # one ADD asks for every id that the node's device plugins offer
+@lru_cache(8192)  # one ADD converts every id that the node's device plugins offer
 def _canonical(text: str) -> Bdf | None:
     if bdf := _BDF.fullmatch(text):
         return Bdf(f"{int(bdf[1] or '0', 16):04x}:{bdf[2].lower()}")
@@ -88,7 +85,7 @@ def _canonical(text: str) -> Bdf | None:
 
 
 def find(paths: Paths, address: str) -> Function | None:
-    """The device with that address, in any spelling that `canonical` takes; None if absent."""
+    """The device with that address, in any spelling; `None` if it is absent."""
     bdf = canonical(address)
     if bdf is None:
         return None
@@ -96,25 +93,22 @@ def find(paths: Paths, address: str) -> Function | None:
 
 
 def is_present(paths: Paths, address: str) -> bool:
-    """Whether there is a device with that address, as `find` has it."""
+    """Whether the device with that canonical address exists."""
     return attribute_files.exists(_device(paths, address))
 
 
 def driver_of(paths: Paths, address: str) -> str:
-    """The driver of the device with that address, as `find` has it; "" if there is none."""
+    """The driver of the device with that canonical address, or ""."""
     return attribute_files.target(f"{_device(paths, address)}/driver")
 
 
 def netdevs(paths: Paths, address: str) -> list[str]:
-    """The netdevs of the device with that address, as `find` has it, in this namespace."""
+    """The netdevs in this namespace of the device with that canonical address."""
     return list(_netdevs(_device(paths, address)))
 
 
 def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
-    """The PF of the VF with that address, as `find` has it, and its number there.
-
-    "" and None for another device; None also if the PF does not list it.
-    """
+    """The PF of the VF with that canonical address, and its number there; else ("", `None`)."""
     device = _device(paths, address)
     pf = attribute_files.target(f"{device}/physfn")
     return pf, _index(paths, pf, address) if pf else None
@@ -133,7 +127,7 @@ def vfs(paths: Paths, pf: str) -> list[Function]:
 
 
 def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
-    """Index and address of the VFs of the PF with that address, as `find` has it, by index."""
+    """Index and address of the VFs of the PF with that canonical address, by index."""
     found = []
     for entry, link in _below(_device(paths, pf)).items():
         if (name := _VIRTFN.fullmatch(entry)) and (address := attribute_files.target(link)):
@@ -142,7 +136,7 @@ def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
 
 
 def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
-    """How many VFs a device has and can have: sriov_numvfs, sriov_totalvfs; zeros for no PF."""
+    """How many VFs a device has and can have (sriov_numvfs, sriov_totalvfs)."""
     bdf = canonical(pf)
     if bdf is None:
         return (0, 0)
@@ -153,19 +147,14 @@ def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
 
 
 def pf_netdev(paths: Paths, pf: str) -> str:
-    """The name of the PF's own netdev; "" if it is not in this namespace.
-
-    In switchdev mode `net/` also lists the representors of VFs. If there are several uplinks (a
-    function with two ports), the one with the lowest dev_port counts.
-    """
+    """The name of the PF's own netdev, of the first port; "" if it is not in this namespace."""
     bdf = canonical(pf)
     if bdf is None:
         return ""
     uplinks = []
     for name, directory in _netdevs(_device(paths, bdf)).items():
-        port = attribute_files.text(
-            f"{directory}/phys_port_name"
-        )  # EOPNOTSUPP outside switchdev mode
+        # EOPNOTSUPP outside switchdev mode
+        port = attribute_files.text(f"{directory}/phys_port_name")
         if not is_representor(port):
             # Unknown port names, such as "0" for representors of older mlx5 drivers, come last.
             foreign = _UPLINK.fullmatch(port) is None
@@ -174,16 +163,13 @@ def pf_netdev(paths: Paths, pf: str) -> str:
 
 
 def of_netdev(paths: Paths, netdev: str) -> Function | None:
-    """The function under a netdev of the host; None if it is virtual, or on another bus.
-
-    For a representor this is the PF.
-    """
+    """The function under a netdev of the host, if any; for a representor this is the PF."""
     address = _address_under(paths, "net", netdev)
     return find(paths, address) if address else None
 
 
 def holder_of_rdma(paths: Paths, rdma: str) -> str:
-    """The address of the function under an RDMA device, or under Soft-RoCE's netdev; "" if none."""
+    """The address of the function under an RDMA device, or under Soft-RoCE's netdev; else ""."""
     device = _rdma(paths, rdma)
     if _is_virtual(device):
         netdev = _netdev_of_soft(device)
@@ -192,10 +178,8 @@ def holder_of_rdma(paths: Paths, rdma: str) -> str:
 
 
 def rdma_of(paths: Paths, address: str) -> tuple[str, ...]:
-    """The names of a function's hardware RDMA devices in any network namespace, sorted.
-
-    They are read from their uverbs devices, which are visible in every namespace.
-    """
+    """The names of a function's hardware RDMA devices in any network namespace, sorted."""
+    # uverbs devices are visible in every namespace
     entries = _below(f"{_device(paths, canonical(address) or address)}/infiniband_verbs")
     names = {attribute_files.text(f"{entry}/ibdev") for entry in entries.values()}
     return tuple(sorted(names - {""}))
@@ -207,10 +191,7 @@ def is_software(paths: Paths, rdma: str) -> bool:
 
 
 def uverbs_of(paths: Paths, rdma: str) -> str:
-    """The name of an RDMA device's character device ("uverbs0"); "" if it has none.
-
-    Binding a driver assigns new numbers, so a name read before that is stale.
-    """
+    """The name of an RDMA device's character device ("uverbs0"), or "". Binding changes it."""
     for uverbs, entry in _below(f"{paths.sysfs}/class/infiniband_verbs").items():
         if attribute_files.text(f"{entry}/ibdev") == rdma:
             return uverbs
@@ -223,10 +204,8 @@ def uverbs_numbers(paths: Paths) -> dict[str, tuple[str, int, int]]:
 
 
 def uverbs_number(paths: Paths, rdma: str) -> tuple[str, int, int] | None:
-    """The character device of an RDMA device, as in `uverbs_numbers`; None if it has none.
-
-    One that the host has is found below its own device: a node has a hundred others.
-    """
+    """The character device of an RDMA device, as in `uverbs_numbers`, or `None`."""
+    # Below the device there is one, while a node may have a hundred.
     numbers = _uverbs_in(f"{_rdma(paths, rdma)}/device/infiniband_verbs")
     return numbers.get(rdma) or uverbs_numbers(paths).get(rdma)
 
@@ -247,7 +226,7 @@ def unbind(paths: Paths, function: Function) -> None:
         return
     driver_directory = _driver_directory(paths, function.address, function.driver)
     try:
-        _write(f"{driver_directory}/unbind", function.address)
+        attribute_files.write(f"{driver_directory}/unbind", function.address)
     except OSError as error:
         if driver_of(paths, function.address) == function.driver:
             what = f"cannot unbind {function.address} from driver {function.driver}"
@@ -255,21 +234,21 @@ def unbind(paths: Paths, function: Function) -> None:
 
 
 def bind(paths: Paths, function: Function, driver: str) -> None:
-    """Bind a function without a driver to `driver`, unless it is bound to it already.
+    """Bind a function without a driver to `driver`. Raises HostError.
 
     A driver that does not match the function's PCI IDs (vfio-pci) gets it by `driver_override`,
-    which the next `bind` to another driver clears. Raises HostError.
+    which the next `bind` to another driver clears.
     """
     override = f"{_device(paths, function.address)}/driver_override"
     driver_directory = _driver_directory(paths, function.address, driver)
     what = f"cannot bind {function.address} to driver {driver}"
     if not attribute_files.exists(driver_directory):
-        raise HostError(f"{what}: there is no such driver: is its kernel module loaded?")
+        raise HostError(f"{what}: this driver does not exist: is its kernel module loaded?")
     try:
         if attribute_files.text(override) not in ("", "(null)", driver):
-            _write(override, "\n")  # otherwise the kernel refuses every other driver
+            attribute_files.write(override, "\n")  # else the kernel refuses every other driver
         try:
-            _write(f"{driver_directory}/bind", function.address)
+            attribute_files.write(f"{driver_directory}/bind", function.address)
         except OSError as error:
             # ENODEV: the driver's IDs do not match. The auxiliary bus has no override.
             if error.errno != errno.ENODEV or not attribute_files.exists(override):
@@ -281,11 +260,11 @@ def bind(paths: Paths, function: Function, driver: str) -> None:
 
 
 def _bind_overriding(override: str, driver_directory: str, address: str, driver: str) -> None:
-    _write(override, driver)
+    attribute_files.write(override, driver)
     try:
-        _write(f"{driver_directory}/bind", address)
+        attribute_files.write(f"{driver_directory}/bind", address)
     except OSError:
-        _write(override, "\n")
+        attribute_files.write(override, "\n")
         raise
 
 
@@ -337,7 +316,7 @@ def _rdma(paths: Paths, name: str) -> str:
 
 
 def _index(paths: Paths, pf: str, vf: str) -> int | None:
-    """Which VF of its PF this is. Where it was last is asked first: a PF may have 127 VFs."""
+    """The number of a VF at its PF. Its last place is checked first: a PF may have 127 VFs."""
     last = _last_index.get(vf)
     if last is None or attribute_files.target(f"{_device(paths, pf)}/virtfn{last}") != vf:
         last = next((index for index, address in indexed_vfs(paths, pf) if address == vf), None)
@@ -372,7 +351,7 @@ def _address_under(paths: Paths, kind: str, name: str) -> str:
 
 
 def _soft_rdma(paths: Paths) -> dict[str, list[str]]:
-    """Software RDMA devices, such as Soft-RoCE, by the netdev they are on."""
+    """Software RDMA devices, such as Soft-RoCE, by their netdev."""
     by_netdev: dict[str, list[str]] = {}
     for name, device in _below(f"{paths.sysfs}/class/infiniband").items():
         if _is_virtual(device) and (netdev := _netdev_of_soft(device)):
@@ -389,11 +368,3 @@ def _netdev_of_soft(device: str) -> str:
     return attribute_files.text(f"{device}/parent") or attribute_files.text(
         f"{device}/ports/1/gid_attrs/ndevs/0"
     )
-
-
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)  # without O_CREAT, unlike open()
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)

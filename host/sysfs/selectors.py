@@ -1,6 +1,6 @@
 """Selects HCAs: those of a pool of the device plugin, or of a rule of the policy.
 
-All keys of a selector must match, each by any of its values; one of several selectors must match.
+All keys of a selector must match, each with one of its values; one of several selectors must match.
 The keys are those of the SR-IOV network device plugin, with `ifNames` of the Mellanox plugin and
 our own `rdmaDevices`.
 """
@@ -21,8 +21,6 @@ LINK_TYPES = {"Ethernet": "ether", "InfiniBand": "infiniband"}  # of a port, of 
 
 
 class Selector(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects HCAs: every key that is set must match, by any of its values."""
-
     vendors: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     drivers: tuple[str, ...] = ()
@@ -39,7 +37,7 @@ class Selector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OWN: Mapping[str, str] = {key: key for key in Selector.__struct_fields__}
-"""The keys as our own file has them."""
+"""The keys in our own file."""
 
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _PCI_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
@@ -49,10 +47,7 @@ _PKEY = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
 def parse(
     value: object, where: str, spelling: Mapping[str, str] = OWN, *, loose: bool = False
 ) -> Selector:
-    """Read a selector. `spelling` maps the keys of the file to ours.
-
-    Raises DocumentError, also for values that can never match.
-    """
+    """Read a selector. `spelling` maps the keys of the file to ours. Raises DocumentError."""
     shapes = {
         written: bool if key == "isRdma" else tuple[str, ...] for written, key in spelling.items()
     }
@@ -80,7 +75,7 @@ def match(selectors: Sequence[Selector], hca: HCA) -> Selector | None:
 
 
 def why_not(selectors: Sequence[Selector], hca: HCA) -> str | None:
-    """Why no selector matches: "driver is igb, not one of mlx5_core"; None if one does."""
+    """Why no selector matches: "driver is igb, not one of mlx5_core"; `None` if one does."""
     if match(selectors, hca) is not None:
         return None
     objections = [_objection(selector, hca) for selector in selectors]
@@ -95,7 +90,7 @@ def names(selector: Selector) -> bool:
 
 
 def ranges(text: str) -> tuple[str, frozenset[int] | None]:
-    """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}); without "#" the set is None. ValueError."""
+    """Split "ens2f0#0-2" into ("ens2f0", {0, 1, 2}), "ens2f0" into ("ens2f0", `None`)."""
     name, mark, indexes = text.partition("#")
     if not name:
         raise ValueError("a name is missing before the #")
@@ -107,11 +102,11 @@ def _objection(selector: Selector, hca: HCA) -> str | None:
 
 
 def _objections(selector: Selector, hca: HCA) -> Iterator[str]:
-    """Why the selector does not match, in the order in which the SR-IOV plugin checks."""
+    """The reasons why the selector does not match, in the order of the SR-IOV plugin's checks."""
     for key, (_, what, values) in _KEYS.items():
         if values is not None and (wanted := getattr(selector, key)):
             actual = values(hca)
-            if not any(each in wanted for each in actual):
+            if not any(value in wanted for value in actual):
                 yield _differs(what, actual, wanted)
     is_pf = hca.pf == ""
     names = hca.netdevs if is_pf else hca.pf_netdevs
@@ -197,7 +192,7 @@ def _link_type(text: str) -> str:
 
 def _aux_type(text: str) -> str:
     if text != "sf":
-        raise ValueError("sf is the only auxiliary device that is supported: remove the others")
+        raise ValueError("sf is the only supported auxiliary device: remove all other entries")
     return text
 
 
@@ -233,8 +228,8 @@ class _Key(NamedTuple):
     """A key of selectors, for whose values `check` raises ValueError."""
 
     check: Callable[[str], str]
-    what: str = ""  # what the values are called
-    values: Callable[[HCA], tuple[str, ...]] | None = None  # an HCA's; None: not compared as such
+    what: str = ""  # the name of the values in texts
+    values: Callable[[HCA], tuple[str, ...]] | None = None  # an HCA's, if they are compared
 
 
 _KEYS: Mapping[str, _Key] = {

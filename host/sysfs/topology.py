@@ -35,7 +35,7 @@ class Distance(enum.IntEnum):
 
 
 class PciLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a device is on the PCI bus. VFs and SFs have the location of their PF."""
+    """The place of a device on the PCI bus. VFs and SFs have the place of their PF."""
 
     address: str
     bridge: str  # the host bridge, "pci0000:17"
@@ -60,7 +60,6 @@ class Topology:
         return cls(location for location in locations if location is not None)
 
     def location(self, address: str) -> PciLocation | None:
-        """The location of a device; None if it is unknown."""
         return self._locations.get(address)
 
     def distance(self, a: str, b: str) -> Distance:
@@ -73,10 +72,7 @@ class Topology:
         return distance
 
     def switch(self, address: str) -> str:
-        """An identifier that devices at PIX distance of each other share; "" if unknown.
-
-        It is the address of the switch's upstream port, of the root port, or of the card.
-        """
+        """The upstream port (or root port, or card) that devices at PIX distance share; or ""."""
         location = self._locations.get(address)
         if location is None:
             return ""
@@ -102,7 +98,7 @@ def _distance(a: PciLocation, b: PciLocation) -> Distance:
 
 
 def _levels(location: PciLocation, common: int) -> int:
-    """How many switches are between the last common port and a device, the port's included."""
+    """The number of switches from the last common port to a device, with the port's own switch."""
     below = location.chain[common:-1]
     return (len(below) + 1) // 2 - sum(port in location.flat for port in below)
 
@@ -119,7 +115,7 @@ def _location(paths: Paths, address: str) -> PciLocation | None:
     kind = "pci" if ":" in bdf else "auxiliary"
     device = f"{paths.sys}/bus/{kind}/devices/{bdf}"
     physical = attribute_files.target(f"{device}/physfn")
-    # The link's text: realpath(3) would look at each directory on the way.
+    # The link's text: realpath(3) would read each directory on the way.
     bridge, chain = _chain(attribute_files.link(f"{functions}/{physical or bdf}"))
     if not bridge:
         bridge, chain = _chain(attribute_files.link(device))
@@ -137,9 +133,9 @@ def _location(paths: Paths, address: str) -> PciLocation | None:
 def _chain(link: str) -> tuple[str, tuple[str, ...]]:
     """Host bridge and functions on the path to a device; for an SF those of its PF.
 
-    A VMD has a host bridge of its own below a function. The outer bridge counts and the chain
-    starts below the VMD, so the VMD's root ports are at PHB of each other and of everything on
-    the outer bridge.
+    A VMD has its own host bridge below a function. The outer bridge counts and the chain starts
+    below the VMD, so the VMD's root ports are at PHB of each other and of everything on the outer
+    bridge.
     """
     bridge = ""
     chain: list[str] = []
@@ -164,14 +160,5 @@ def _flat(ids: dict[str, tuple[int, int]], chain: tuple[str, ...]) -> frozenset[
 
 def _ids(paths: Paths, address: str) -> tuple[int, int]:
     at = f"{paths.sys}/bus/pci/devices/{address}"
-    return (
-        _hexadecimal(attribute_files.text(f"{at}/vendor")),
-        _hexadecimal(attribute_files.text(f"{at}/device")),
-    )
-
-
-def _hexadecimal(text: str) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return 0
+    vendor = attribute_files.number(f"{at}/vendor")
+    return vendor or 0, attribute_files.number(f"{at}/device") or 0

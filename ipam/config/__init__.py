@@ -1,1 +1,1 @@
-"""The `ipam` object of a network configuration, checked, as typed values."""
+"""The `ipam` object of a network configuration as checked, typed values."""

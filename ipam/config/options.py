@@ -1,8 +1,7 @@
-"""The `ipam` object of a network configuration: whereabouts' options, ours, and host-local's.
+"""Reads the `ipam` object of a network configuration: whereabouts' options, ours, and host-local's.
 
-`read` returns typed values. Unknown keys, values that do not parse and settings that contradict
-each other are errors (CNIError 7), which name the JSON path. The shapes are those of whereabouts
-(pkg/types/types.go) and host-local (allocator/config.go).
+Unknown keys, unreadable values and contradictions are errors (CNIError 7) that name the JSON path.
+The shapes are those of whereabouts (pkg/types/types.go) and host-local (allocator/config.go).
 """
 
 import re
@@ -24,12 +23,11 @@ A = TypeVar("A")
 
 TYPES = ("podfabric-ipam", "whereabouts")
 Probe = Literal["", "always"]
-"""Which addresses are probed: "" those that a lost machine may still use."""
+"""The probed addresses; "": only those that a lost machine may still use."""
 Scope = Literal["", "node", "cluster"]
-"""Whose the addresses are; "" leaves that to the node (`ipam.scope`)."""
+"""The scope of the addresses; "": the node's (`ipam.scope`)."""
 
-# Options of whereabouts' storage and log, and host-local's directory. They are accepted so that a
-# definition needs no edit, and have no effect.
+# Accepted without effect, so that definitions for whereabouts and host-local need no edit.
 WITHOUT_EFFECT = frozenset(
     (
         "configuration_path",
@@ -58,14 +56,14 @@ _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
 class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a network asks for.
+    """The request of a network.
 
-    `sets` yield one address each, in the order of the result. `static` are the addresses that the
-    configuration names; they follow. `gateway` is the common gateway, also for requested addresses
-    of a network without ranges. `requested` are the addresses that the configuration asks for, as
-    (JSON path, text). `hops` are the next hops that the configuration names, and what each is: no
-    pod gets one. `idle` are keys without effect here, `notes` are for the operator.
-    `pools` are keys of another plugin's pools, which rules name in place of `network_name`.
+    `sets` yield one address each, in the order of the result. `static` are the addresses in the
+    configuration, which follow. `gateway` is the common gateway, also for requested addresses of a
+    network without ranges. `requested` are addresses as (JSON path, text). `hops` maps the next
+    hops of the configuration to their descriptions: no pod gets one. `idle` are keys without
+    effect, `notes` are for the operator. `pools` are keys of another plugin's pools, which rules
+    name in place of `network_name`.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -86,7 +84,6 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[str, ...] = ()
 
     def domain(self, network: Network) -> str:
-        """The domain in which an address of `network` is unique (`ranges.domain_of`)."""
         return domain_of(self.network_name, network, shared=self.shared)
 
 
@@ -95,14 +92,10 @@ _OfRangeSets = Meta(max_length=limits.RANGE_SETS)
 
 
 class ArgumentIPs(msgspec.Struct):
-    """The addresses in "args.cni"."""
-
     ips: _Requested = []
 
 
 class RuntimeIPs(ArgumentIPs):
-    """The addresses and ranges in "runtimeConfig"."""
-
     ipRanges: Annotated[list[list[Section]], _OfRangeSets] = []
 
 
@@ -127,7 +120,7 @@ class StaticAddress(msgspec.Struct, frozen=True):
 
 
 def read(network: NetworkConfig) -> IpamOptions:
-    """The options in a network configuration. CNIError 7 that names what is wrong with them."""
+    """The options in a network configuration. Raises CNIError 7 that names the mistake."""
     return network.derived(_read)
 
 
@@ -177,7 +170,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
 
 
 def _keys(network: NetworkConfig) -> tuple[IpamKeys, tuple[str, ...]]:
-    """The keys of "ipam"; and those of them that have no effect."""
+    """The keys of "ipam", and those of them without effect."""
     keys = network.at("ipam", Section)
     if keys is None:
         raise invalid_config(
@@ -190,20 +183,20 @@ def _keys(network: NetworkConfig) -> tuple[IpamKeys, tuple[str, ...]]:
 
 
 def _ips(network: NetworkConfig, path: str, shape: type[A]) -> A:
-    """The object at `path`, whose nulls are as good as missing keys."""
+    """The object at `path`. A null counts as a missing key."""
     written = network.at(path, Section) or {}
     present = {key: value for key, value in written.items() if value is not None}
     return convert(present, shape, path)
 
 
 def require_few(*counts: tuple[str, int]) -> None:
-    """CNIError 7 if the keys together ask for too many addresses; `counts` has each key's."""
+    """Raise CNIError 7 if the keys together ask for too many addresses."""
     total = sum(count for _, count in counts)
     if total > MOST_ADDRESSES:
         key = max(counts, key=lambda count: count[1])[0]
         raise invalid_config(
-            f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and {total} are '
-            "asked for: remove some"
+            f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and the '
+            f"configuration has {total}: remove some"
         )
 
 
@@ -272,7 +265,7 @@ def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
 
 
 def _hops(routes: Sequence[Route], sets: Sequence[RangeSet], gateway: int | None) -> dict[int, str]:
-    """The next hops of a configuration, and what each is, for errors."""
+    """The next hops of a configuration, with a description for errors."""
     of_routes = {
         parse(route.gw): f'the next hop of "ipam.routes[{index}]"'
         for index, route in enumerate(routes)

@@ -1,4 +1,4 @@
-"""One range of a configuration, in whereabouts' or host-local's spelling."""
+"""Reads one range of a configuration, in whereabouts' or host-local's spelling."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -32,10 +32,8 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def section(written: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
-    """The JSON object at `path` as `shape`. A null counts as missing.
-
-    CNIError 7 for a key that is not a field of `shape` nor in `also`.
-    """
+    """The JSON object at `path` as `shape`. A null counts as a missing key. Raises CNIError 7 for a
+    key that is not a field of `shape` nor in `also`."""
     keys = _keys_of(shape)  # type: ignore[arg-type] # a class is hashable
     for key in written:
         if key not in keys:
@@ -52,9 +50,9 @@ def _keys_of(shape: type) -> frozenset[str]:
 class RangeReader:
     """Makes the ranges of a configuration, under common settings.
 
-    `domain` returns the domain in which addresses of a network are unique, `gateway` is the common
-    gateway of its family, `use_all` says whether network and broadcast address may be handed out.
-    `notes` collects warnings for the operator. All ranges of a reader count towards the limits.
+    `domain` returns the domain of a network's addresses, `gateway` is the common gateway of its
+    family, `use_all` says whether network and broadcast addresses may be handed out. `notes`
+    collects warnings for the operator. All ranges of a reader count towards the limits.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class RangeReader:
         return RangeSet(tuple(read))
 
     def read(self, options: RangeOptions, path: str) -> Range:
-        """One range. CNIError 7 that names the key under `path`."""
+        """One range. Raises CNIError 7 that names the key under `path`."""
         self._ranges += 1
         if self._ranges > limits.RANGES:
             raise invalid_config(
@@ -104,7 +102,7 @@ class RangeReader:
             raise invalid_config(f'"{range_key}": {error}') from None
         if dashed:
             if (start, end) not in ((None, None), dashed):
-                self.notes.append(f"{range_key} says start and end: {path} has others, ignored")
+                self.notes.append(f"{range_key} has start and end: others in {path} are ignored")
             start, end = dashed.first, dashed.last
             start_key = end_key = range_key
         use_all = self.use_all if options.use_all_addresses is None else options.use_all_addresses
@@ -142,7 +140,7 @@ class RangeReader:
 
 
 def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The spelling that is used (the first if none is), with its value."""
+    """The present spelling of a key (or the first), with its value."""
     used = [key for key in keys if getattr(options, key)]
     if len(used) > 1:
         raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": leave one out')
@@ -152,7 +150,7 @@ def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
 
 
 def address_at(written: str, key: str) -> int | None:
-    """The address that a key has, None without one. CNIError 7."""
+    """The address of a key; `None` without one. Raises CNIError 7."""
     if not written:
         return None
     try:

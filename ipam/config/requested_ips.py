@@ -1,7 +1,7 @@
-"""Addresses that a pod asks for by name, in any of the three ways in which a runtime passes them.
+"""Applies addresses that a pod asks for to the sets of its network.
 
-These are `runtimeConfig.ips` (capability "ips"), `args.cni.ips`, and `IP` in CNI_ARGS. Multus uses
-two of them for the same request, so an address that is listed twice counts once.
+A runtime passes them in `runtimeConfig.ips` (capability "ips"), in `args.cni.ips`, or as `IP` in
+CNI_ARGS. Multus uses two of these for one request, so an address that is listed twice counts once.
 """
 
 from collections.abc import Mapping
@@ -22,20 +22,16 @@ class _RequestedAddress(msgspec.Struct, frozen=True):
 
 
 def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ...]:
-    """The sets of a network with this pod's requests applied, then its static addresses.
-
-    A requested address replaces the one that its range would yield; in a network without ranges
-    it is added. Raises CNIError 7 and 4 for requests that cannot be granted.
-    """
-    requests = _requests(options, arguments)
+    """The sets of a network with this pod's requests, then its static addresses. A requested
+    address replaces the one that its range would yield; in a network without ranges it is added.
+    Raises CNIError 7 or 4 for requests that cannot be granted."""
+    requests, gateways = _requests(options, arguments), _gateways(arguments)
     for request in requests:
         if request.address in options.hops:
             raise _is_hop(request, options.hops[request.address])
-    # In a range they replace the address that it would yield.
     beside = 0 if options.sets else len(options.static)
     where = requests[-1].where if requests else ""
     require_few((where, len(requests)), ("ipam.addresses", beside))
-    gateways = _gateways(arguments)
     if not options.sets:
         own = tuple(_own_set(request, options, gateways) for request in requests)
         return own + options.static
@@ -114,7 +110,7 @@ def _own_set(
 def _range_of(
     request: _RequestedAddress, options: IpamOptions, sets: list[RangeSet]
 ) -> tuple[int, Range]:
-    """The first set that could yield the address and is not fixed yet, and the range in it."""
+    """The first set that may yield the address and is not fixed yet, and the range in it."""
     address = request.address
     occupied = ""
     refusal = ""

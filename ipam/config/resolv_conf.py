@@ -1,4 +1,4 @@
-"""host-local's `resolvConf`: a resolv.conf(5) file as the DNS part of a result."""
+"""Reads host-local's `resolvConf`: a resolv.conf(5) file, the DNS part of a result."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,8 @@ MOST_BYTES = 64 << 10
 
 
 def read(path: str, directories: Sequence[str]) -> DNS:
-    """The file's nameservers, domain, search and options.
-
-    An empty DNS unless the file is below one of `directories`. CNIError 7 if it is below one and
-    cannot be read.
-    """
+    """The file's nameservers, domain, search and options. Empty unless the file is below one of
+    `directories`. Raises CNIError 7 if such a file is unreadable."""
     if not confined.is_below(directories, path):
         return DNS()
     try:

@@ -1,8 +1,8 @@
-"""The link on which another interface plugin uses the addresses, as its configuration names it.
+"""Names the link on which another interface plugin uses the addresses.
 
-Addresses on the same link must differ. Our own interface plugins pass the name of their link.
-Others start `podfabric-ipam` with their own configuration, whose keys "bridge", "master", "vlan"
-and "vlanId" name the link.
+Addresses on one link must differ. Our interface plugins pass the name of their link. Other plugins
+start `podfabric-ipam` with their own configuration, whose keys "bridge", "master", "vlan" and
+"vlanId" name the link.
 """
 
 import re
@@ -11,7 +11,7 @@ from cni.spec.config import NetworkConfig
 
 _NAME = re.compile(r"[!-~]{1,128}")
 _KEYS = ("bridge", "master", "vlan", "vlanid")
-# The keys that each plugin reads: another key must not make two links of one.
+# The keys that each plugin reads. Other keys must not split a link.
 _READ_BY = {
     "bridge": ("bridge", "vlan"),
     "ipvlan": ("master",),
@@ -21,7 +21,7 @@ _READ_BY = {
 
 
 def of_config(network: NetworkConfig) -> str:
-    """Such as "eth0" or "br0 vlan 100"; "" if the configuration names no link."""
+    """The link's name, such as "eth0" or "br0 vlan 100"; "" if the configuration names none."""
     return network.derived(_named)
 
 

@@ -1,4 +1,4 @@
-"""AddressReservations: their status, and the end of blocks whose reservation is deleted."""
+"""Writes the status of AddressReservations, and frees blocks whose reservation is deleted."""
 
 import logging
 from collections import defaultdict
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ipam.addresses import parse
 from ipam.controller.steps import Steps, unless_changed
 from ipam.leases.claim_request import PodInterface
-from ipam.leases.objects import AddressBlock, AddressReservation, ReservationStatus
+from ipam.leases.objects import AddressBlock, AddressReservation
 from ipam.leases.sticky import is_let_go, is_of, name_of, pod_of, preference
 from kube.client import ClusterApi
 from kube.resources import NotFound
@@ -26,8 +26,7 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write what reservations have, and free what no reservation names any more, and what a second
-    node made for a pod that has a block."""
+    """Write the reservations' statuses. Free blocks without one, and second blocks of a pod."""
     reservations = tuple(reservations)
     named = {name_of(each): each for each in reservations}
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)
@@ -55,7 +54,10 @@ def reserve(
     changed = []
     for each in reservations:
         name = name_of(each)
-        wanted = _status(each.status, of[name])
+        addresses = sorted({block.spec.sticky.address for block in of[name]}, key=parse)[:_MOST]
+        nodes = sorted({block.spec.holder.node for block in of[name] if not is_let_go(block)})
+        bound_to = ", ".join(nodes)[:_LONGEST]
+        wanted = replace(each.status, addresses=tuple(addresses), bound_to=bound_to)
         if each.status != wanted:
             changed.append((name, replace(each, status=wanted)))
     steps.each("reservations", changed, tell)
@@ -63,18 +65,16 @@ def reserve(
 
 
 def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> bool:
-    """Whether the reservation is for the pod of the block. One of that name may be another one."""
+    """Whether the reservation is for the block's pod. It may be a new one of the same name."""
     return reservation is not None and is_of(
         reservation, block.spec.pool, pod_of(block.spec.sticky)
     )
 
 
 def _is_needed(
-    api: ClusterApi,
-    block: AddressBlock,
-    first: Mapping[tuple[str, PodInterface], AddressBlock],
+    api: ClusterApi, block: AddressBlock, first: Mapping[tuple[str, PodInterface], AddressBlock]
 ) -> bool:
-    """Whether a block is its pod's after all: a watch may show a reservation late. ApiError."""
+    """Whether the pod needs the block after all: a watch may show a reservation late. ApiError."""
     namespace, _, name = block.spec.sticky.reservation.partition("/")
     try:
         if not _is_kept(api.get(AddressReservation, name, namespace), block):
@@ -88,11 +88,3 @@ def _is_needed(
         return api.get(AddressBlock, other.metadata.name).metadata.uid != other.metadata.uid
     except NotFound:
         return True
-
-
-def _status(last: ReservationStatus, blocks: Iterable[AddressBlock]) -> ReservationStatus:
-    """The status with what the blocks say."""
-    blocks = list(blocks)
-    addresses = sorted({block.spec.sticky.address for block in blocks}, key=parse)
-    nodes = sorted({block.spec.holder.node for block in blocks if not is_let_go(block)})
-    return replace(last, addresses=tuple(addresses[:_MOST]), bound_to=", ".join(nodes)[:_LONGEST])

@@ -1,4 +1,4 @@
-"""All blocks of a cluster by the addresses that they cover, and what contradicts itself."""
+"""Finds blocks by the addresses that they cover, and blocks that contradict each other."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -28,10 +28,7 @@ _first = attrgetter("interval.first")
 
 
 class BlockIndex:
-    """Finds the blocks of a space that overlap an interval.
-
-    A block whose addresses make no sense, which a CRD without its rules lets pass, is left out.
-    """
+    """Finds the blocks of a space that overlap an interval. Leaves out unreadable blocks."""
 
     def __init__(self, blocks: Iterable[AddressBlock]) -> None:
         self._spaces: defaultdict[str, list[PlacedBlock]] = defaultdict(list)
@@ -43,7 +40,6 @@ class BlockIndex:
             placements.sort(key=_first)
 
     def within(self, space: str, interval: Interval) -> Iterator[PlacedBlock]:
-        """The blocks that overlap the interval, lowest first."""
         placements = self._spaces.get(space, [])
         # A block that begins before the interval may reach into it.
         start = bisect_left(placements, interval.first - _LARGEST + 1, key=_first)
@@ -55,9 +51,9 @@ class BlockIndex:
                 yield placed
 
     def neighbours(self) -> Iterator[tuple[PlacedBlock, PlacedBlock]]:
-        """Pairs of blocks with an address in common; each such block is in one pair at least."""
+        """Pairs of overlapping blocks. Each overlapping block is in at least one pair."""
         for placements in self._spaces.values():
-            widest: PlacedBlock | None = None  # of those that begin before: it reaches farthest
+            widest: PlacedBlock | None = None  # it reaches farthest of those that begin before
             for placed in placements:
                 if widest is not None and placed.interval.first <= widest.interval.last:
                     yield widest, placed
@@ -66,7 +62,7 @@ class BlockIndex:
 
 
 class Contradiction(NamedTuple):
-    """Something that should not be. `pool` is the pool that it endangers, "" for none."""
+    """An inconsistency, and the pool that it endangers ("" for none)."""
 
     pool: str
     text: str
@@ -75,10 +71,8 @@ class Contradiction(NamedTuple):
 def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
-    """Everything about blocks that cannot be right, by pool. Overlaps are those of `index`.
-
-    Nothing repairs it by itself: an address that is in use must not be freed by a guess.
-    """
+    """All inconsistencies of blocks, by pool. Overlaps are those of `index`. Nothing repairs them:
+    a guess could free an address that is in use."""
     found = list[Contradiction]()
     for placed, other in index.neighbours():
         text = f"{_named(placed)} and {_named(other)} have addresses in common"
@@ -96,8 +90,8 @@ def contradictions(
 def decisive(
     blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
 ) -> tuple[AddressBlock, ...]:
-    """The blocks that may decide something: see `why_wrong`. One whose pool is gone is among them:
-    pods may have its addresses, so a pool that is made for them now must not cut them otherwise."""
+    """The blocks that count: see `why_wrong`. A block without a pool counts: pods may have its
+    addresses, so a new pool must not cut them differently."""
     return tuple(
         block
         for block in blocks

@@ -1,11 +1,10 @@
-"""How each pool is cut into blocks, and whether nodes may claim from it.
+"""Decides how each pool is cut into blocks, and whether nodes may claim from it.
 
-Equal addresses must have equal names, or the API server cannot keep two claims of them apart. So
-pools of one space that overlap have one block size, and a private pool lies in the shared space if
-its range is that of a shared pool. Both are decided once. A change of what was
-decided begins only when no block of the old kind exists: one round writes that nothing is decided
-(agents read the pool after each claim, and drop a claim then), and the next looks for blocks again
-and decides.
+The API server keeps two claims of equal addresses apart only if their names are equal. So
+overlapping pools of one space have one block size, and a private pool lies in the shared space if a
+shared pool has the same range. Both are decided once. A change begins only when no block of the old
+kind exists: one round writes that nothing is decided (agents read the pool after each claim, and
+then drop the claim), and the next round looks for blocks again and decides.
 """
 
 from collections import defaultdict
@@ -22,21 +21,17 @@ from ipam.leases.objects import GROUP, AddressPool
 LEAST_NODES = 8
 LARGEST_AUTOMATIC = 128
 
-
 NAMESPACE = f"{GROUP}/namespace"
 """The label of a pool that was made for a definition: the definition's namespace."""
 
 
 def is_made(pool: AddressPool) -> bool:
-    """Whether the controller made it for a definition, and no person has changed it since."""
+    """Whether the controller made the pool for a definition, and nobody changed it since."""
     return NAMESPACE in pool.metadata.labels and pool.metadata.generation <= 1
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool's status shall say. `block_size` 0: nothing was decided yet.
-
-    `reason` and `message` are those of the condition Ready.
-    """
+    """The planned status. `block_size` 0 is undecided. `reason`, `message`: the condition Ready."""
 
     space: str = ""
     block_size: int = 0
@@ -48,12 +43,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 _CHANGING = Plan(
     ready=False,
     reason="Changing",
-    message="nodes may lease blocks in a moment, when it is decided anew how the range is cut",
+    message="nodes may lease blocks in a moment, when the block size is decided again",
 )
 
 
 class Ranged(msgspec.Struct, frozen=True):
-    """A pool and its range; `space` is the one that it has or gets."""
+    """A pool and its range; `space` is the present or the planned one."""
 
     pool: AddressPool
     range: Network
@@ -69,7 +64,6 @@ class Ranged(msgspec.Struct, frozen=True):
 
     @property
     def decided(self) -> int:
-        """The block size that the status says."""
         return self.pool.status.block_size
 
 
@@ -81,13 +75,13 @@ def automatic_size(range_: Network, nodes: int) -> int:
 
 
 def plans(pools: Iterable[AddressPool], index: BlockIndex, nodes: int) -> dict[str, Plan]:
-    """The plan of each pool by its name. What these decide anew holds if the blocks were read after
+    """The plan of each pool by its name. New decisions are safe only if the blocks were read after
     the pools."""
     return _Planning(index, nodes).plans(pools)
 
 
 class _Planning:
-    """The plans of all pools, by name, as they are made."""
+    """The plans of all pools by name, while they are made."""
 
     def __init__(self, index: BlockIndex, nodes: int) -> None:
         self._index = index
@@ -111,7 +105,7 @@ class _Planning:
         return self._planned
 
     def _with_spaces(self, ranged: Sequence[Ranged]) -> list[Ranged]:
-        """Each pool with its space. Those that must wait for a change are planned."""
+        """Each pool with its space. Plans the pools that must wait for a change."""
         twins: defaultdict[tuple[str, Network], list[Ranged]] = defaultdict(list)
         for each in ranged:
             twins[each.pool.spec.network_name, each.range].append(each)
@@ -124,7 +118,7 @@ class _Planning:
             own = space_name(spec.network_name, spec.range, shared=False)
             leased_apart = any(self._index.within(own, each.interval))
             space = each.space or (own if leased_apart and not spec.shared else wanted)
-            # A private pool that once was beside a shared one stays: its blocks have that space.
+            # A private pool that shared a space keeps it: its blocks have that space.
             if space == own != wanted and not leased_apart:
                 self._planned[each.name] = _CHANGING
             if spec.shared and not each.decided:
@@ -133,8 +127,8 @@ class _Planning:
         return spaces
 
     def _wait_for_private(self, each: Ranged, beside: Iterable[Ranged], own: str) -> None:
-        """Plan a shared pool while addresses of it are leased in a space of their own, by a private
-        pool of the very same range, or may be."""
+        """Plan a shared pool to wait while a private pool of the same range leases its addresses in
+        a space of its own, or may do so."""
         for found in self._index.within(own, each.interval):
             self._planned[each.name] = Plan(
                 ready=False,
@@ -148,8 +142,8 @@ class _Planning:
             self._planned[each.name] = _CHANGING
 
     def _plan_unused(self, group: Sequence[Ranged]) -> None:
-        """One size for all: nothing is leased, so the decision may change."""
-        # What a person wrote goes before what a definition made, which is of any tenant.
+        """Plan one size for all: nothing is leased, so the decision may change."""
+        # An administrator's size goes before that of a definition, which any tenant writes.
         first = [each for each in group if not is_made(each.pool)] or group
         written = [each.pool.spec.block_size for each in first]
         smallest = min(first, key=lambda each: _length(each.interval)).range
@@ -161,12 +155,16 @@ class _Planning:
             self._planned[each.name] = _CHANGING if waits else _sized(each, size)
 
     def _plan_in_use(self, group: Sequence[Ranged]) -> None:
-        """Those that are decided stay so. Each other one takes the size of what it overlaps. One of
-        a person that overlaps pools of definitions only does so in any case: no tenant keeps it
-        from being Ready."""
+        """Plan pools with leases: decided pools keep their size, each other one takes the size of
+        the pools it overlaps. An administrator's pool that overlaps only pools of definitions
+        yields to them, so that no tenant keeps it from being Ready."""
         known: list[tuple[Ranged, int]] = []
         for each in group:
-            beside = [(other, size) for other, size in known if _overlap(each, other)]
+            beside = [
+                (other, size)
+                for other, size in known
+                if each.range.address in other.range or other.range.address in each.range
+            ]
             leased = self._index.within(each.space, each.interval)
             around = {size for _, size in beside} | {_length(found.interval) for found in leased}
             size = each.pool.spec.block_size or automatic_size(each.range, self._nodes)
@@ -193,10 +191,8 @@ def _canonical(written: str) -> Network:
 
 
 def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
-    """The pools in groups: those of one space whose ranges overlap.
-
-    First come those that nodes claim from: the next ones must not change them.
-    """
+    """Groups of pools of one space whose ranges overlap. In a group, pools that nodes claim from
+    come first: later pools must not change them."""
     groups: list[list[Ranged]] = []
     end: tuple[str, int] = ("", -1)
     # Networks are nested or apart: the widest of a group begins first.
@@ -206,12 +202,11 @@ def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
         else:
             groups.append([each])
             end = (each.space, each.interval.last)
-    return [sorted(group, key=_rank) for group in groups]
+    return [sorted(group, key=lambda each: (not each.decided, _age(each.pool))) for group in groups]
 
 
 def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
-    """The pool with blocks of that size; `later`: another one that it names may take effect
-    later."""
+    """The pool with blocks of that size; `later`: its spec may name another size for later."""
     written = each.pool.spec.block_size
     if size > _length(each.interval):
         return _refused(f"{each.pool.spec.range} is smaller than a block of {size} addresses")
@@ -226,7 +221,7 @@ def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
 
 
 def _refused(why: str, reason: str = "BlockSizeDiffers") -> Plan:
-    """Nothing is decided: so the pools that the pool overlaps need not wait for it."""
+    """A plan without decisions, so that overlapping pools need not wait for this pool."""
     return Plan(ready=False, reason=reason, message=why)
 
 
@@ -234,13 +229,5 @@ def _age(pool: AddressPool) -> tuple[str, str]:
     return pool.metadata.creation_timestamp, pool.metadata.name
 
 
-def _rank(each: Ranged) -> tuple[bool, tuple[str, str]]:
-    return not each.decided, _age(each.pool)
-
-
 def _length(interval: Interval) -> int:
     return interval.last - interval.first + 1
-
-
-def _overlap(one: Ranged, other: Ranged) -> bool:
-    return one.interval.first <= other.interval.last and other.interval.first <= one.interval.last

@@ -1,9 +1,9 @@
-"""What the Node objects say of the holders of blocks, and which of it proves a death.
+"""Judges from Node objects whether the holder of a block is dead.
 
-Only three things prove that the sandboxes of a holder are gone, or that no node hands out from its
-blocks any more: the taint out-of-service, another boot of the same machine with another store, and
-a Node object that stays away (after a fence and a wait: `reclaim`). A node that is not ready, or
-silent, proves nothing. What is unknown never proves anything.
+Three things prove that a holder's sandboxes are gone, or that no node hands out from its blocks:
+the taint out-of-service, another boot of the same machine with another store, and a Node object
+that stays away (after a fence and a wait: `reclaim`). A node that is not ready proves nothing.
+Unknown facts prove nothing.
 """
 
 import enum
@@ -17,7 +17,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 class Standing(enum.Enum):
-    """How a holder stands. The text completes "its node ..."."""
+    """The state of a holder. The text completes "its node ..."."""
 
     WELL = "is there"
     SILENT = "is not ready, which proves nothing"
@@ -33,12 +33,8 @@ POWERED_OFF = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED))
 
 
 class Machines:
-    """The machines of a cluster at one moment.
-
-    Args:
-        nodes: all Node objects.
-        leases: all blocks; their holders show which stores run on which machines.
-    """
+    """The machines of a cluster at one moment: all Nodes, and all blocks, whose holders show which
+    stores run on which machines."""
 
     def __init__(self, nodes: Iterable[Node], leases: Iterable[AddressBlock]) -> None:
         self._named = {node.name: node for node in nodes}
@@ -47,38 +43,32 @@ class Machines:
             ids = node.machine
             if ids.machine_id and ids.system_uuid:
                 self._of_machine[ids.machine_id, ids.system_uuid].append(node)
-        # The stores that were seen in the boot that each machine is in.
+        # The stores of each machine and boot.
         self._living: defaultdict[tuple[str, str, str], set[str]] = defaultdict(set)
         for holder in {lease.holder for lease in leases}:
             self._living[holder.machine_id, holder.system_uuid, holder.boot].add(holder.instance)
 
     @property
     def count(self) -> int:
-        """How many Node objects there are."""
         return len(self._named)
 
     def has(self, name: str) -> bool:
-        """Whether a Node object has the name."""
         return name in self._named
 
     def standing(self, holder: Holder) -> Standing:
-        """How the holder stands now."""
         node = self._named.get(holder.node)
         machine = self._of_machine.get((holder.machine_id, holder.system_uuid), [])
-        if node is not None and _surely_another(node, holder):
-            # The name belongs to another machine now: its pods and its taint say nothing of ours.
-            return self._on(machine, holder) if machine else Standing.GONE
-        if node is None:
+        # The name may belong to another machine now, whose taint proves nothing.
+        if node is None or _surely_another(node, holder):
             return self._on(machine, holder) if machine else Standing.GONE
         if node.has_taint(OUT_OF_SERVICE) and not node.is_ready and _surely_same(node, holder):
             return Standing.OUT_OF_SERVICE
         return self._on([node], holder) if _may_be_same(node, holder) else Standing.REPLACED
 
     def _on(self, nodes: list[Node], holder: Holder) -> Standing:
-        """How a holder stands whose machine is one of these Nodes."""
+        """The state of a holder whose machine is one of these Nodes."""
         node = nodes[0]
-        # A kubelet reports the boot with its first Ready: before, the Node shows an earlier boot,
-        # which is another one too.
+        # A kubelet reports the boot with its first Ready. Before, the Node shows an earlier boot.
         if len(nodes) == 1 and node.is_ready and _surely_another_boot(node, holder):
             living = self._living[holder.machine_id, holder.system_uuid, node.machine.boot_id]
             if living and holder.instance not in living:
@@ -96,15 +86,12 @@ def _surely_same(node: Node, holder: Holder) -> bool:
 def _may_be_same(node: Node, holder: Holder) -> bool:
     if _surely_same(node, holder):
         return node.machine.machine_id in ("", holder.machine_id) or not holder.machine_id
-    return not holder.node_uid  # written by somebody who did not know it
+    return not holder.node_uid  # the writer did not know the uid
 
 
 def _surely_another(node: Node, holder: Holder) -> bool:
-    """Whether the Node is of another machine than the holder's.
-
-    Clones share a machine id, and a machine that is installed again changes it: only another
-    system UUID (and another Node object) shows another machine.
-    """
+    """Whether the Node is another machine than the holder's: its system UUID and uid differ. Clones
+    share a machine id, and an installation changes it."""
     system_uuid = node.machine.system_uuid
     known = bool(system_uuid and holder.system_uuid)
     return known and system_uuid != holder.system_uuid and node.uid != holder.node_uid

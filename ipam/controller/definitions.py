@@ -1,4 +1,4 @@
-"""Makes the pools that definitions ask for, and says which it does not make."""
+"""Makes the pools that definitions ask for, and reports definitions without a pool."""
 
 import logging
 from collections import Counter
@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 
 class ReadDefinition(msgspec.Struct, frozen=True):
-    """What is kept of a definition: its metadata, the pools that it asks for, and its mistake if it
-    has one. Its configuration is not: tenants choose how large that is."""
+    """The kept part of a definition: its metadata, its pools, and its mistake if any. Not its
+    configuration, whose size tenants choose."""
 
     metadata: ServerMeta
     pools: Mapping[str, PoolSpec] = {}
@@ -65,32 +65,26 @@ def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
 
 
 def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
-    """The `ipam` objects of a configuration or chain that are ours, and not of one node."""
+    """The `ipam` objects of a configuration or chain that are ours and cluster-wide."""
     try:
         keys = config.decode(written.encode(errors="replace")).keys
     except CNIError:
-        return  # Multus refuses it too; it is empty where a file of the node has the configuration
+        return  # Multus refuses it too. It is empty if a file on the node has the configuration.
     plugins = keys.get("plugins")
     for plugin in plugins if isinstance(plugins, list) else [keys]:
         ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
         if not isinstance(ipam, dict) or ipam.get("type") not in options.TYPES:
             continue
         if ipam.get("scope") != "node":
-            # Where an address comes from does not change which addresses there are.
             yield {key: value for key, value in ipam.items() if key != "scope"}
 
 
 class PoolMaker:
-    """The memory of one leader. `most` pools are made for the definitions of one namespace: tenants
-    write definitions. A pool that none names any more is deleted once no block of it is leased.
-    """
+    """Makes and deletes pools: the memory of one leader. At most `most` pools are made for one
+    namespace, since tenants write definitions."""
 
     def __init__(
-        self,
-        api: ClusterApi,
-        clock: Callable[[], float],
-        reports: Reports,
-        most: int,
+        self, api: ClusterApi, clock: Callable[[], float], reports: Reports, most: int
     ) -> None:
         self._api = api
         self._clock = clock
@@ -106,11 +100,8 @@ class PoolMaker:
         blocks: Iterable[AddressBlock],
         steps: Steps,
     ) -> int:
-        """Add the pools that are missing to `pools`, and take those away that nothing uses; how
-        many definitions get none.
-
-        The excludes of definitions are theirs alone: no pool has them.
-        """
+        """Add missing pools to `pools`, and remove unused ones. Returns how many definitions get
+        none. The excludes of definitions are not in any pool."""
         asked: dict[str, tuple[PoolSpec, ServerMeta]] = {}  # with a definition that asks for it
         mistakes: list[tuple[ServerMeta, str]] = []
         for each in definitions:
@@ -148,8 +139,8 @@ class PoolMaker:
     def _remove(
         self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
     ) -> None:
-        """Delete what was made, and was of no use for a while. What a watch has shown does not do:
-        each is looked at."""
+        """Delete made pools that are unused for a while. A watch may be late, so read again
+        first."""
         now = self._clock()
         idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
         self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}
@@ -200,11 +191,9 @@ class PoolMaker:
 
 
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
-    """Why a pool is of no use for a definition that asks for another one with its name.
-
-    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
-    """
+    """Why another pool's name stands in the way. "fd00:1::/64" alone and "1::/64" of the network
+    name "fd00" both have "fd00-1--0-64"."""
     return (
-        f"AddressPool {name} is of {there.range}, and not of {asked.range}: use another "
+        f"AddressPool {name} has the range {there.range}, and not {asked.range}: use another "
         '"network_name"'
     )

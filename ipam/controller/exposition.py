@@ -1,6 +1,6 @@
 """The text of a scrape of the controller, made by prometheus_client.
 
-Pools are named, and with them networks of tenants: so it is served on a loopback address only.
+The text names pools, and with them tenants' networks. So it is served on a loopback address only.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,8 +14,7 @@ from base.scrape import Source, counter, gauge
 from ipam.controller.leader import ControllerProcess
 from ipam.controller.rounds import Seen
 from ipam.leases.objects import AddressPool
-from kube.informer import Polled
-from kube.object_reader import unreadable_family
+from kube.encoding import unreadable_family
 
 CONDITIONS = ("Ready", "Exhausted", "Conflict")
 
@@ -35,8 +34,7 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 
 
 def exposition(process: ControllerProcess) -> Callable[[], bytes]:
-    """Makes the text of a scrape. One that stands by has no pools: Prometheus would add up what
-    both say."""
+    """Makes the text of a scrape. A standby shows no pools, or they would count twice."""
     registry = scrape.registry()
     registry.register(Source(partial(_families, process)))
     return partial(generate_latest, registry)
@@ -54,11 +52,7 @@ def _families(process: ControllerProcess) -> Iterator[Metric]:
         "podfabric_controller_reclaim_steps",
         "Blocks of dead nodes that were fenced and freed, and fences that a holder answered.",
         ("step",),
-        {
-            ("fenced",): counts.fenced,
-            ("freed",): counts.freed,
-            ("answered",): counts.answered,
-        },
+        {("fenced",): counts.fenced, ("freed",): counts.freed, ("answered",): counts.answered},
     )
     yield unreadable_family(process.unreadable())
     yield counter(
@@ -70,17 +64,12 @@ def _families(process: ControllerProcess) -> Iterator[Metric]:
     if leads:
         yield from _of_blocks(process.seen)
         yield from _of_pools(process.seen.pools)
-        yield from _of_poll(process.polled, process.now())
-
-
-def _of_poll(polled: Polled | None, now: float) -> Iterator[Metric]:
-    if polled is None:
-        return
-    yield GaugeMetricFamily(
-        "podfabric_controller_nodes_age_seconds",
-        "How old what is known of the Nodes is: without it no block of a dead node is freed.",
-        now - polled.began,
-    )
+        if process.polled is not None:
+            yield GaugeMetricFamily(
+                "podfabric_controller_nodes_age_seconds",
+                "Age of the last poll of the Nodes: without it no block of a dead node is freed.",
+                process.now() - process.polled.began,
+            )
 
 
 def _of_blocks(seen: Seen) -> Iterator[Metric]:

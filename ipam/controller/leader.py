@@ -1,4 +1,4 @@
-"""`podfabric controller`: rounds, again and again, while this process leads."""
+"""`podfabric controller`: repeats rounds while this process leads."""
 
 import logging
 import threading
@@ -19,10 +19,10 @@ from kube.leadership import RENEW_EVERY, Leadership
 from kube.resources import NetworkDefinition, NotLeading, Unreadable
 
 SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
-SHARE = 4  # of the last round's CPU time: so rounds take a fifth of a CPU in the largest clusters
+SHARE = 4  # times the last round's CPU time: rounds take at most a fifth of a CPU
 ROUND_EVERY = 5.0  # seconds at most
 REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them sends 20
-REQUESTS_AT_ONCE = 400  # two for each of 200 pods that begin at once on nodes without an address
+REQUESTS_AT_ONCE = 400  # two for each of 200 pods that start at once
 STUCK_AFTER = 300.0  # seconds without a step of the loop
 
 Others = Callable[[ClusterApi, Callable[[], None]], OtherPools]
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """What the API server has, for one leader: mirrors of our objects, polls of the others."""
+    """Follows the API server for one leader: mirrors of our objects, polls of the Nodes."""
 
     def __init__(
         self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
@@ -43,7 +43,7 @@ class LiveView:
         self._definitions = Mirror(api, NetworkDefinition, read, changed, may_lack=True)
 
     def world(self) -> World | None:
-        """The cluster now; None before the first lists, but for definitions."""
+        """The present cluster; `None` before the first lists, except of definitions."""
         pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
         if pools is None or blocks is None or reservations is None or polled is None:
@@ -57,7 +57,6 @@ class LiveView:
         )
 
     def close(self) -> None:
-        """Follow nothing any more."""
         mirrors = (self._pools, self._blocks, self._reservations, self._definitions)
         for each in (self._nodes, *mirrors):
             each.close()
@@ -66,9 +65,9 @@ class LiveView:
 class ControllerProcess:
     """The controller from its start to `stop`.
 
-    `election` renews the Lease and shares no rate limit with `api`, so that many writes do not
-    cost the leadership. `whereabouts` is what is done with whereabouts' objects. `other_pools`
-    follows the pools of another IPAM plugin, and calls its last argument after a change.
+    `election` renews the Lease and has a rate limit of its own, so that many writes do not cost the
+    leadership. `whereabouts` is the mode for whereabouts' objects. `other_pools` follows the pools
+    of another IPAM plugin, and calls its last argument after a change.
     """
 
     def __init__(
@@ -110,16 +109,15 @@ class ControllerProcess:
         self.leadership.give_back()
 
     def stop(self) -> None:
-        """End `run` after the request under way."""
+        """End `run` after the present request."""
         self._stopped.set()
         self._changed.set()
 
     def now(self) -> float:
-        """The time on this process' clock."""
         return self._clock()
 
     def alive(self) -> tuple[bool, str]:
-        """Whether all loops go on, with or without an API server, and do not only fail."""
+        """Whether all loops make progress, with or without an API server."""
         now = self._clock()
         stuck = [name for name, at in self._stepped_at.items() if now - at > STUCK_AFTER]
         if stuck:
@@ -128,11 +126,10 @@ class ControllerProcess:
         return not failing, failing or "alive"
 
     def unreadable(self) -> Sequence[Unreadable]:
-        """The objects that could not be read, for metrics."""
         return self._api.unreadable()
 
     def ready(self) -> tuple[bool, str]:
-        """A process that may lead when another one ends is ready, too."""
+        """Ready: a standby is ready too."""
         return True, "leads" if self.leadership.holds else "stands by"
 
     def _may_write(self) -> bool:
@@ -144,7 +141,7 @@ class ControllerProcess:
         return RENEW_EVERY
 
     def _lead(self) -> None:
-        """Rounds until this process leads no more. What it remembers is forgotten then."""
+        """Do rounds until this process stops leading. Each leadership starts without memory."""
         _log.info("leading")
         view = LiveView(self._api, self._changed.set, self._clock)
         others = None
@@ -173,10 +170,10 @@ class ControllerProcess:
                 others.close()
             self.seen = Seen()
             self.polled = None
-        _log.info("leading no more")
+        _log.info("stopped leading")
 
     def _progress(self) -> None:
-        """The loop of rounds goes on. A round may have many steps, and each a slow request."""
+        """Record progress. A round may have many steps with slow requests."""
         self._stepped_at["rounds"] = self._clock()
 
     def _round(self, rounds: Rounds, view: LiveView) -> None:
@@ -186,11 +183,8 @@ class ControllerProcess:
                 return
             self.polled = world.polled
             self.seen = rounds.round(world)
-            errors = rounds.steps.taken_errors()
-            for error in errors:
+            for error in (*rounds.steps.taken_errors(),) or (None,):
                 self._problems.tell("a round", error)
-            if not errors:
-                self._problems.tell("a round", None)
             self.rounds += 1
             loop.worked("rounds")
         except NotLeading:

@@ -1,4 +1,4 @@
-"""The status of a pool: counts, and the map of leased blocks."""
+"""Makes the status of a pool: counts, conditions, and the map of leased blocks."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -6,32 +6,22 @@ import msgspec
 from msgspec.structs import replace
 
 from ipam.addresses import Interval, parse_interface
-from ipam.controller.block_index import BlockIndex, PlacedBlock
+from ipam.controller.block_index import BlockIndex
 from ipam.controller.block_sizes import Plan
 from ipam.controller.whereabouts_coexistence import PoolShare
 from ipam.leases.block_layout import MOST_MAPPED, Geometry, free_map, holes_of
-from ipam.leases.objects import (
-    AddressBlock,
-    AddressCounts,
-    AddressPool,
-    BlockCounts,
-    Condition,
-    PoolStatus,
-)
+from ipam.leases.objects import AddressCounts, AddressPool, BlockCounts, Condition, PoolStatus
 from ipam.leases.sticky import is_let_go
 from ipam.ranges import merged, size_of, written
 
-MOST = 2**63 - 1  # that a number of the API server can be
-MOST_RUNS = 8192  # of addresses, in one field of a status
+MOST = 2**63 - 1  # the largest number of the API server
+MOST_RUNS = 8192  # runs of addresses in one field of a status
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a status says of a pool beside its plan and blocks.
-
-    `conflicts` is what contradicts itself among its blocks, a sentence each. No pod gets what is
-    `kept_out`, beside what the pool excludes. `share` is what nodes may use of it beside
-    whereabouts.
-    """
+    """Facts for a pool's status beyond its plan and blocks. `conflicts` are contradictions among
+    its blocks, a sentence each. No pod gets the addresses in `kept_out`. `share` is the part that
+    nodes may use next to whereabouts."""
 
     conflicts: Sequence[str] = ()
     kept_out: Sequence[Interval] = ()
@@ -46,11 +36,8 @@ def status(
     told: Told,
     now: str,
 ) -> PoolStatus:
-    """The status that the pool should have.
-
-    `quarantined` are the names of the blocks whose holder may be dead. `now` is for people:
-    conditions that do not change keep their transition times.
-    """
+    """The status that the pool should have. `quarantined` are the names of blocks whose holder may
+    be dead. `now` is for people: unchanged conditions keep their transition times."""
     share = told.share
     if share.problem:
         plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
@@ -65,14 +52,17 @@ def status(
     geometry = Geometry(parse_interface(pool.spec.range)[1], plan.block_size)
     whole = Interval(geometry.range.address, geometry.range.last)
     leased = [
-        placed for placed in index.within(plan.space, whole) if _inside(placed.interval, whole)
+        placed
+        for placed in index.within(plan.space, whole)
+        if whole.first <= placed.interval.first and placed.interval.last <= whole.last
     ]
-    # One of another size, whose pool is gone, counts as each block that it covers a part of.
-    indexes = sorted({covered for placed in leased for covered in _covered(placed, geometry)})
+    # A block of another size counts as each block that it overlaps.
+    covered = (map(geometry.index, placed.interval) for placed in leased)
+    indexes = sorted({index for first, last in covered for index in range(first, last + 1)})
     holes = merged((*holes_of(pool.spec, geometry.range), *told.kept_out, *share.held))
     free = _free(geometry, indexes, holes)
-    free += sum(_is_anybodys(placed.block) for placed in leased)
-    mapped = geometry.total <= MOST_MAPPED
+    # Any node may take these over.
+    free += sum(is_let_go(each.block) and not each.block.spec.sticky.reservation for each in leased)
     return replace(
         made,
         block_size=plan.block_size,
@@ -85,35 +75,21 @@ def status(
             capacity=min(size_of([whole]) - size_of(holes), MOST),
             used=sum(placed.block.status.used for placed in leased),
         ),
-        free_map=free_map(indexes, geometry.total) if mapped else "",
+        free_map=free_map(indexes, geometry.total) if geometry.total <= MOST_MAPPED else "",
         conditions=_dated(pool, _conditions(plan, told, free), now),
     )
 
 
 def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether the statuses differ, and only in how many addresses pods have."""
+    """Whether the statuses differ only in how many addresses pods have."""
     used = replace(old.addresses, used=new.addresses.used)
     return old != new and replace(old, addresses=used) == new
 
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether no node decides otherwise by the new status: only counts and hints may differ."""
+    """Whether the statuses differ only in counts and hints, by which no node decides."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
-
-
-def _is_anybodys(block: AddressBlock) -> bool:
-    """Whether any node may take the block over."""
-    return is_let_go(block) and not block.spec.sticky.reservation
-
-
-def _inside(inner: Interval, outer: Interval) -> bool:
-    return outer.first <= inner.first and inner.last <= outer.last
-
-
-def _covered(placed: PlacedBlock, geometry: Geometry) -> range:
-    first, last = placed.interval
-    return range(geometry.index(first), geometry.index(last) + 1)
 
 
 def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
@@ -129,7 +105,7 @@ def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) 
 
 
 def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]:
-    """The conditions of a pool with so many free blocks; None before its blocks are decided."""
+    """The conditions of a pool with `free` free blocks; `None` before its blocks are decided."""
     yield condition("Ready", plan.reason, plan.message, is_true=plan.ready)
     if free is not None and free > 0:
         yield condition("Exhausted", "BlocksAreFree", is_true=False)
@@ -146,12 +122,11 @@ def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]
 
 
 def condition(type_: str, reason: str, message: str = "", *, is_true: bool) -> Condition:
-    """A condition that is true or false."""
     return Condition(type=type_, status=str(is_true), reason=reason, message=message)
 
 
 def _dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
-    """The conditions with the time of their last transition, of this generation of the spec."""
+    """The conditions with the times of their last transition, for this generation of the spec."""
     since = {(each.type, each.status): each.last_transition_time for each in pool.status.conditions}
     generation = pool.metadata.generation
     return tuple(

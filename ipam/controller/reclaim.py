@@ -1,12 +1,11 @@
 """Frees the blocks of dead holders: fence, wait, delete.
 
-A proof must hold for a while before anything is done, since a Node object may be deleted by
-mistake and come back. Then the block is fenced: its state is `Reclaiming`, and no confirmation of
-its holder succeeds any more. Unless the holder's machine was off, the wait follows: after
-maxOffline and a margin no node can still hand out from the block. Its pods may run all the same, so
-the block is not deleted then, but let go with `probe`: the next holder probes its addresses. A
-holder that lives answers the fence by writing `Active`, which changes the resource version; and the
-deletion names the version that the fence was seen with. A sticky block is let go in any case. All
+A proof must hold for a while, since a Node object may be deleted by mistake and come back. Then the
+block is fenced: its state is `Reclaiming`, and its holder cannot confirm it any more. Unless the
+machine was off, a wait follows: after maxOffline and a margin, no node can still hand out from the
+block. Its pods may still run, so the block is not deleted but drained with `probe`: the next holder
+probes its addresses. A living holder answers the fence by writing `Active`, which changes the
+resource version. The deletion names the fence's version. A sticky block is always drained. All
 times are of this process: a new leader waits again.
 """
 
@@ -30,7 +29,7 @@ from kube.resources import Conflict, NotFound
 TAINTED_FOR = 60.0  # seconds
 REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
 MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
-FRESH = 10.0  # seconds after a poll of the nodes that a decision may rest on it
+FRESH = 10.0  # seconds: a decision needs a newer poll of the Nodes
 MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
 
 
@@ -53,10 +52,8 @@ class _Since(NamedTuple):
 
 
 class _Fence(NamedTuple):
-    """A fence, as it was first seen with this resource version.
-
-    `before` is the version that this process fenced, "" if another one did.
-    """
+    """A fence with its resource version, and when it was first seen. `before` is the version that
+    this process fenced, "" if another process did."""
 
     version: str
     time: float
@@ -64,10 +61,7 @@ class _Fence(NamedTuple):
 
 
 class Reclaim:
-    """The memory of proofs and fences of one leader, and the steps that follow from them.
-
-    `clock` never goes back.
-    """
+    """The proofs and fences of one leader, and the steps that follow. `clock` never goes back."""
 
     def __init__(
         self,
@@ -91,11 +85,11 @@ class Reclaim:
         polled: Polled,
         steps: Steps,
     ) -> dict[str, Standing]:
-        """Do what the proofs allow now. The standing of each block's holder, by block name.
+        """Do what the proofs allow now. Returns the standing of each block's holder, by block name.
 
-        `machines` are of the Nodes of `polled`, which may take long to read. What is older than
-        FRESH is not acted on, and a deletion needs a proof that was read after the fence. What
-        fails is left for the next round.
+        `machines` are from the Nodes of `polled`. Nothing is done on a poll older than FRESH, and a
+        deletion needs a proof that was read after the fence. Failed steps are left for the next
+        round.
         """
         blocks = tuple(blocks)
         standings = {block.holder: machines.standing(block.holder) for block in blocks}
@@ -130,7 +124,7 @@ class Reclaim:
         return {block.metadata.name: standings[block.holder] for block in blocks}
 
     def _note(self, standings: Mapping[Holder, Standing]) -> None:
-        """Remember since when each holder stands so."""
+        """Remember since when each holder has its standing."""
         now = self._clock()
         former, self._since = self._since, {}
         for holder, standing in standings.items():
@@ -160,7 +154,7 @@ class Reclaim:
         machines: Machines,
         read_at: float,
     ) -> int:
-        """Fence the block, or delete it if that may be done; how many requests it took."""
+        """Fence the block, or delete it if it is time. Returns the number of requests."""
         meta = block.metadata
         with unless_changed(_log, meta.name):
             if block.spec.state != "Reclaiming":
@@ -179,23 +173,24 @@ class Reclaim:
                 # Fenced by an earlier leader, or changed since: the wait begins now.
                 self._fences[meta.uid] = _Fence(meta.resource_version, self._clock())
                 return 0
-            waited = self._clock() - fenced.time >= self._wait(block, standing)
-            if not waited or read_at < fenced.time:
+            wait = block.spec.max_offline_seconds + self._margin
+            is_over = standing in POWERED_OFF or self._clock() - fenced.time >= wait
+            if not is_over or read_at < fenced.time:
                 return 0
             if self._has_pods(block, machines):
                 return 1
             pool = pools.get(block.spec.pool)
-            is_wrong = pool is not None and bool(why_wrong(block, pool))  # nobody leases by it
+            is_wrong = pool is not None and bool(
+                why_wrong(block, pool)
+            )  # no node uses such a block
             give_to_others(self._api, block, probe=standing not in POWERED_OFF and not is_wrong)
             self._counts.freed += 1
             _log.warning("%s: freed: the node %s %s", meta.name, block.holder.node, standing.value)
         return 1
 
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
-        """Whether pods are bound to the name of a Node that is gone: then all begins again.
-
-        They are asked for only now: many nodes may go at once, and each is a request.
-        """
+        """Whether pods are bound to the name of a missing Node: then the wait starts again. A
+        request for each Node, so it is made only now: many Nodes may go at once."""
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
             return False
@@ -205,20 +200,15 @@ class Reclaim:
         self._fences.pop(block.metadata.uid, None)
         return True
 
-    def _wait(self, block: AddressBlock, standing: Standing) -> float:
-        return 0.0 if standing in POWERED_OFF else block.spec.max_offline_seconds + self._margin
-
 
 def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
-    """The block in state Reclaiming, as it was stored. Conflict, NotFound, Unavailable."""
+    """The block in state Reclaiming, as it was stored. Raises Conflict, NotFound, Unavailable."""
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
 
 
 def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
-    """Let somebody else have what is fenced: a sticky block its pod, any other block anybody.
-
-    `probe`: its machine may still run. Conflict, NotFound, Refused, Unavailable.
-    """
+    """Release a fenced block: a sticky block for its pod, another block for any node. `probe`: its
+    machine may still run. Raises Conflict, NotFound, Refused, Unavailable."""
     if block.spec.sticky.reservation or probe or block.spec.probe:
         drain(api, block, probe=probe or block.spec.probe)
     else:
@@ -226,10 +216,8 @@ def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False)
 
 
 def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
-    """Free a block whose holder's machine is off, as an administrator says; False if it changed.
-
-    Fence, then delete what the fence left: a holder that runs all the same gets in between.
-    """
+    """Free a block whose machine is off, by an administrator's word; False if the block changed.
+    Fence, then delete: a holder that is still alive can renew between the two steps."""
     try:
         if is_let_go(block):
             return True
@@ -245,5 +233,5 @@ def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
 def _gone_after(reclaim: ReclaimSpec) -> float:
     try:
         return seconds(reclaim.node_gone_after)
-    except ValueError:  # a CRD without its rules lets it pass
+    except ValueError:  # a CRD without rules accepts it
         return seconds(ReclaimSpec().node_gone_after)

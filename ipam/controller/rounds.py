@@ -1,8 +1,7 @@
-"""One round of the controller: from what the API server has to what it should have.
+"""One round of the controller brings the API server's objects to their wanted state.
 
-A round decides by what it read at its beginning, and everything that it writes names the version
-that it read. It may end after any request: the next round, or another leader's first, goes on from
-what is there.
+A round decides by what it read at its beginning, and each write names the version that it read. A
+round may end after any request: the next round, or another leader's first, continues.
 """
 
 import logging
@@ -39,8 +38,6 @@ _log = logging.getLogger(__name__)
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """What the API server has."""
-
     polled: Polled
     definitions: tuple[ReadDefinition, ...]
     pools: tuple[AddressPool, ...]
@@ -49,7 +46,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round saw, for metrics."""
+    """The results of a round, for metrics."""
 
     pools: tuple[AddressPool, ...] = ()
     states: Mapping[str, int] = {}  # blocks by their state
@@ -60,25 +57,23 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherPools(Protocol):
-    """Makes AddressPools of the pools of another IPAM plugin. `kept_out` is what no pod gets of
-    each, by its name."""
+    """Makes AddressPools from the pools of another IPAM plugin. `kept_out` has the addresses that
+    no pod gets, by AddressPool."""
 
     kept_out: dict[str, Sequence[Interval]]
 
     def keep(self, pools: dict[str, AddressPool], reports: Reports, steps: Steps) -> int:
-        """Bring the AddressPools up to date, on the API server and in `pools`; how many of the
-        other plugin's get none."""
+        """Bring the AddressPools up to date, on the API server and in `pools`; returns how many
+        pools of the other plugin get none."""
 
     def close(self) -> object:
-        """Follow them no more."""
+        """Stop following the pools."""
 
 
 class Rounds:
-    """What one leader remembers from round to round. A new leader begins with nothing.
-
-    `clock` is monotonic and of this process, `wall` gives times for people. `reclaim` belongs to
-    this leader, its counts outlive it. `whereabouts` is what is done with whereabouts' objects.
-    """
+    """The memory of one leader between rounds. A new leader begins with nothing. `clock` is
+    monotonic, `wall` gives times for people. `reclaim` belongs to this leader, its counts outlive
+    it."""
 
     def __init__(
         self,
@@ -101,10 +96,10 @@ class Rounds:
         self._sharing = Sharing(api, whereabouts, clock)
         self._other_pools = other_pools
         self._reclaim = reclaim or Reclaim(api, clock, ReclaimCounts())
-        self._written: dict[str, float] = {}  # when a status was, by the pool's uid
+        self._written: dict[str, float] = {}  # times, by the pool's uid
 
     def round(self, world: World) -> Seen:
-        """Do everything once. A step that fails is left for the next round: see `steps`."""
+        """Do everything once. Failed steps are left for the next round: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, world.blocks, self.steps)
         blocks = decisive(world.blocks, pools)
@@ -122,11 +117,7 @@ class Rounds:
         kept_out = self._other_pools.kept_out if self._other_pools is not None else {}
         shares = self._sharing.look(pools, index, machines.count, self.steps)
         told = {
-            name: Told(
-                conflicts=conflicts[name],
-                kept_out=kept_out.get(name, ()),
-                share=share,
-            )
+            name: Told(conflicts=conflicts[name], kept_out=kept_out.get(name, ()), share=share)
             for name, share in shares.items()
         }
         self._write_statuses(pools, index, machines.count, quarantined, told)
@@ -150,12 +141,12 @@ class Rounds:
         quarantined: Collection[str],
         told: Mapping[str, Told],
     ) -> None:
-        """Bring the statuses of `pools` up to date, on the API server and there."""
+        """Bring the statuses of `pools` up to date, on the API server and in memory."""
         uids = {pool.metadata.uid for pool in pools.values()}
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
         planned = plans(pools.values(), index, nodes)
         if any(_decides(plan, pools[name]) for name, plan in planned.items()):
-            # What is decided must not rest on what a watch has shown: look now, first at the pools.
+            # A watch may be late: read again before a decision, first the pools.
             try:
                 listed = self._api.list(AddressPool)
                 kept = {each.metadata.name for each in listed.unreadable}
@@ -171,9 +162,11 @@ class Rounds:
                 planned = {n: p for n, p in plans(now.values(), index, nodes).items() if n in told}
                 pools |= {name: now[name] for name in planned}
 
+        now_text = datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
         def write(item: tuple[str, Plan]) -> None:
             name, plan = item
-            wanted = status(pools[name], plan, index, quarantined, told[name], self._now())
+            wanted = status(pools[name], plan, index, quarantined, told[name], now_text)
             if self._is_due(pools[name], wanted):
                 with unless_changed(_log, f"pool {name}"):
                     pools[name] = self._api.update_status(replace(pools[name], status=wanted))
@@ -181,7 +174,7 @@ class Rounds:
         self.steps.each("status", [(item[0], item) for item in planned.items()], write)
 
     def _is_due(self, pool: AddressPool, wanted: PoolStatus) -> bool:
-        """Whether to write the pool's status now: it differs, and not only in what can wait."""
+        """Whether to write the pool's status now: counts alone can wait."""
         uid, now = pool.metadata.uid, self._clock()
         if pool.status == wanted:
             return False
@@ -195,7 +188,7 @@ class Rounds:
     def _watch_limits(
         self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
     ) -> int:
-        """Report the nodes that hold more blocks than a pool allows; how many there are."""
+        """Report nodes with more blocks than a pool allows; returns how many there are."""
         held = Counter(
             (block.spec.pool, block.spec.holder.node) for block in blocks if not is_let_go(block)
         )
@@ -214,9 +207,6 @@ class Rounds:
                 once=node,
             )
         return over
-
-    def _now(self) -> str:
-        return datetime.fromtimestamp(self._wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _decides(plan: Plan, pool: AddressPool) -> bool:

@@ -1,4 +1,4 @@
-"""The steps of a round. A step that fails does not keep the others from being done."""
+"""The steps of a round. A failed step does not stop the other steps."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -7,14 +7,13 @@ from typing import TypeVar
 
 from kube.resources import ApiError, Conflict, NotFound, NotLeading, Refused
 
-MOST_FAILURES = 3  # of alike steps of a round: each may take as long as a request
+MOST_FAILURES = 3  # of one kind of steps in a round: each may take long
 T = TypeVar("T")
 
 
 @contextmanager
 def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
-    """A change of one object. Where it has changed meanwhile, or is refused, the next round looks
-    again."""
+    """Change one object. If it changed meanwhile or is refused, the next round tries again."""
     try:
         yield
     except (Conflict, NotFound, Refused) as error:
@@ -22,7 +21,7 @@ def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
 
 
 class Steps:
-    """Does steps, and remembers which of them failed. `progress` is called before each."""
+    """Does steps and remembers failures. `progress` is called before each."""
 
     def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
         self.progress = progress
@@ -30,17 +29,16 @@ class Steps:
         self._errors: list[ApiError] = []
 
     def taken_errors(self) -> list[ApiError]:
-        """What failed since the last call."""
         taken, self._errors = self._errors, []
         return taken
 
     def failed(self, error: ApiError) -> None:
-        """Remember what went wrong in a step that goes on."""
+        """Record the error of a step that continues."""
         self._errors.append(error)
 
     def each(self, kind: str, named: Iterable[tuple[str, T]], step: Callable[[T], object]) -> None:
-        """Do `step` for each item, first for those whose name has failed least. After MOST_FAILURES
-        the rest is left for the next round. NotLeading."""
+        """Do `step` for each item, names with the fewest failures first. After MOST_FAILURES, the
+        rest waits for the next round. Raises NotLeading."""
         items = tuple(named)
         counts = self._failures.get(kind, {})
         counts = self._failures[kind] = {name: counts.get(name, 0) for name, _ in items}

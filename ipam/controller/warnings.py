@@ -1,4 +1,4 @@
-"""Warning events of the controller: each is reported once, and not too many of them."""
+"""Warning events of the controller: each is reported once, and their number is limited."""
 
 import logging
 from collections.abc import Callable
@@ -6,34 +6,31 @@ from collections.abc import Callable
 from kube.client import ClusterApi
 from kube.resources import NetworkDefinition, Resource, ServerMeta, Unreadable
 
-MOST_EVENTS = 1000  # remembered, so that each is reported once; and the most in EVENTS_IN
-MOST_OF_NAMESPACE = 100  # the same, on objects of one namespace: its tenants silence nobody else's
+MOST_EVENTS = 1000  # remembered events, and the most events in EVENTS_IN
+MOST_OF_NAMESPACE = 100  # the same for one namespace: its tenants cannot silence other events
 EVENTS_IN = 3600.0  # seconds
 
 _log = logging.getLogger(__name__)
 
 
 class Reports:
-    """What one leader has reported."""
-
     def __init__(self, api: ClusterApi, clock: Callable[[], float]) -> None:
         self._api = api
         self._clock = clock
         self._reported: dict[str, dict[tuple[str, ...], float]] = {}  # when, by namespace
 
     def definition(self, definition: ServerMeta, why: str) -> None:
-        """That a NetworkAttachmentDefinition gets no pool."""
+        """Report a NetworkAttachmentDefinition without a pool."""
         message = f"it gets no AddressPool: {why}"
         self._report(
             "NoAddressPool", message, NetworkDefinition.API, NetworkDefinition.KIND, definition
         )
 
     def resource(self, reason: str, message: str, found: Resource, *, once: str = "") -> None:
-        """Something about any object, once for each `once`, or for each message."""
+        """Report a warning about any object, once for each `once`, or for each message."""
         self._report(reason, message, found.API, found.KIND, found.metadata, once)
 
     def unreadable(self, found: Unreadable) -> None:
-        """That an object cannot be read, or not all of it."""
         self._report("Unreadable", found.why, found.api, found.kind, found.metadata)
 
     def _report(

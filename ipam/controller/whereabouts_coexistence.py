@@ -1,13 +1,13 @@
-"""What nodes may use of AddressPools beside whereabouts, as the controller tells them.
+"""Decides which addresses of AddressPools nodes may use next to whereabouts.
 
-`Read`: whereabouts hands out no more. No node hands out an address that an IPPool has for a pod. An
-entry whose pod has ended counts no more.
+`Read`: whereabouts hands out no more. No node hands out an address that an IPPool has for a pod.
+Entries of ended pods do not count.
 
-`Coexist`: whereabouts still hands out on other nodes. Nodes lease only what is offered to them, and
-an address is offered only when each IPPool that whereabouts may look at has an entry for it, or one
-has an entry of a pod: then the address is `held`. Our entries are placeholders, each added by a
-patch that fails where an entry is. What was once offered stays so until `Coexist` ends: a node may
-go by what it read long before.
+`Coexist`: whereabouts still hands out on other nodes. Nodes lease only offered addresses. An
+address is offered only when each IPPool that whereabouts may use has an entry for it, or one has a
+pod's entry: then the address is `held`. Our entries are placeholders. Each is added by a patch that
+fails if an entry exists. Offered addresses stay offered until `Coexist` ends: a node may use what
+it read long before.
 """
 
 import random
@@ -49,26 +49,26 @@ from kube.client import ClusterApi
 from kube.resources import AlreadyExists, AnyResource, Conflict, Meta, NotFound
 
 Mode = Literal["None", "Read", "Coexist"]
-"""What is done with whereabouts' objects."""
+"""The mode for whereabouts' objects."""
 
 READ_OFFSETS = 1 << 63
-"""whereabouts reads an offset with a sign: it drops larger ones, and removes them as it writes."""
+"""whereabouts reads offsets as signed numbers, and drops larger ones."""
 
 LOOK_EVERY = 15.0  # seconds between two looks at the objects
-LOOK_SOON = 1.0  # the same, while a pool has too few blocks on offer
+LOOK_SOON = 1.0  # the same, while a pool offers too few blocks
 PODS_EVERY = 120.0  # seconds between two looks for pods that have ended
-SPARE = 2  # blocks on offer beside those leased; and one for so many nodes:
+SPARE = 2  # blocks that are offered and not leased, and one more for every
 NODES_PER_SPARE = 4
-_MOST_AT_ONCE = 2000  # entries of a patch: an API server takes 10,000 operations, we need up to 4
-_MOST_LOOKED_AT = 65_536  # blocks of a pool that a look goes through for free ones
+_MOST_AT_ONCE = 2000  # entries of a patch: it may have 10,000 operations, up to 4 for each entry
+_MOST_LOOKED_AT = 65_536  # blocks of a pool that are searched for free ones
 _ATTEMPTS = 5
 _PAUSE = 0.05  # seconds
 
 
 class PoolShare(msgspec.Struct, frozen=True):
-    """What nodes may use of an AddressPool. No node hands out what pods of whereabouts have `held`;
-    blocks are leased within `offered` only, or anywhere if that is None. `conflicts` are addresses
-    that both have given to a pod, a sentence each; `problem` is why nothing may be leased."""
+    """The part of an AddressPool that nodes may use. Pods of whereabouts have `held`. Blocks are
+    leased within `offered`, or anywhere if it is `None`. `conflicts` are addresses that both gave
+    to a pod, a sentence each. `problem` is why nothing may be leased."""
 
     held: tuple[Interval, ...] = ()
     offered: tuple[Interval, ...] | None = None
@@ -77,11 +77,11 @@ class PoolShare(msgspec.Struct, frozen=True):
 
 
 class Unshareable(Exception):
-    """The objects are such that whereabouts would not see a placeholder. The text says why."""
+    """whereabouts would not see a placeholder in these objects. The text says why."""
 
 
 class Sharing:
-    """The memory of one leader. `clock` is monotonic, in seconds."""
+    """The memory of one leader. `clock` is monotonic."""
 
     def __init__(self, api: ClusterApi, mode: Mode, clock: Callable[[], float]) -> None:
         self._api = api
@@ -91,13 +91,13 @@ class Sharing:
         self._pods_at: float | None = None
         self._ended: frozenset[tuple[str, int]] = frozenset()  # podref and address
         self._shares: dict[str, PoolShare] = {}
-        self._used_up: set[str] = set()  # pools of which nothing more can be offered
+        self._used_up: set[str] = set()  # pools without further blocks to offer
 
     def look(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
     ) -> Mapping[str, PoolShare]:
-        """The share of each pool, by its name. What fails is left for the next round: a pool that
-        was not looked at has nothing on offer."""
+        """The share of each pool, by its name. Failed work is left for the next round. A pool that
+        was not looked at offers nothing."""
         shares = dict.fromkeys(pools, PoolShare())
         if self._mode == "None":
             return shares
@@ -118,7 +118,7 @@ class Sharing:
         return shares | {n: self._shares.get(n) or self._former(pools[n]) for n in pools}
 
     def _may_look_at(self, pool: AddressPool) -> bool:
-        """Whether enough is known of the pool: its range and, for `Coexist`, its block size."""
+        """Whether the pool's range and, for `Coexist`, its block size are known."""
         try:
             parse_interface(pool.spec.range)
         except ValueError:
@@ -126,13 +126,12 @@ class Sharing:
         return self._mode == "Read" or block_layout.of_pool(pool) is not None
 
     def _former(self, pool: AddressPool) -> PoolShare:
-        """What an earlier leader has told: less is held since. Nothing is on offer of a pool that
-        is new."""
+        """An earlier leader's share, from the status. A new pool offers nothing."""
         is_open = self._mode == "Read" and pool.status.block_size and pool.status.offered is None
         try:
             held = merged(map(parse_interval, pool.status.held))
             offered = merged(map(parse_interval, pool.status.offered or ()))
-        except ValueError:  # a CRD without its rules lets it pass
+        except ValueError:  # a CRD without rules accepts it
             return PoolShare((), ())
         return PoolShare(held, None if is_open else offered)
 
@@ -147,8 +146,6 @@ class Sharing:
         now = self._clock()
         is_soon = now >= self._look_soon_at
         return now >= self._look_at or (is_soon and any(starmap(lacks_blocks, pools.items())))
-
-    # --- Read --------------------------------------------------------------------------------
 
     def _read(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
@@ -169,7 +166,7 @@ class Sharing:
         steps.each("placeholders", [(each.metadata.name, each) for each in ippools], self._clear)
 
     def _look_for_pods(self, given: Iterable[PoolEntry]) -> None:
-        """Which entries are of pods that are gone, or have another address now."""
+        """Find entries of pods that ended or have another address now."""
         theirs = defaultdict[str, set[tuple[str, int]]](set)
         for each in given:
             namespace, slash, _ = each.allocation.podref.partition("/")
@@ -188,17 +185,15 @@ class Sharing:
         self._ended = frozenset(ended)
 
     def _clear(self, ippool: IPPool) -> None:
-        """Remove the placeholders. A conflict is left for the next look."""
+        """Remove the placeholders. The next look repeats this after a conflict."""
         with suppress(Conflict, NotFound):
             self._patch(ippool, removals(ippool))
 
     def _patch(self, ippool: IPPool, changes: Iterable[Sequence[Operation]]) -> None:
-        """Make the changes of entries, many at once."""
+        """Change many entries in each request."""
         changes = iter(changes)
         while some := list(islice(changes, _MOST_AT_ONCE)):
             self._api.patch(ippool, list(chain.from_iterable(some)))
-
-    # --- Coexist -----------------------------------------------------------------------------
 
     def _coexist(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
@@ -225,7 +220,7 @@ class Sharing:
         index: BlockIndex,
         nodes: int,
     ) -> dict[str, PoolShare]:
-        """The shares of the pools of one space, after placeholders were added for more blocks."""
+        """The shares of the pools of one space. Adds placeholders for more blocks."""
         slices = self._listed(NodeSlicePool)
         for name, pool in group.items():
             if cut := slicing(pool, slices):
@@ -258,14 +253,14 @@ class Sharing:
         raise Conflict("patch IPPools: nodes of whereabouts change them all the time")
 
     def _complete(self, group: Mapping[str, AddressPool]) -> Sequence[IPPool]:
-        """All IPPools. That of each pool's range is made, before whereabouts makes it."""
+        """All IPPools. Makes the missing one of each pool's range, before whereabouts does."""
         listed = list(self._listed(IPPool))
         namespaces = {each.metadata.namespace for each in listed} or {NAMESPACE}
         if len(namespaces) > 1:
             raise Unshareable(
                 f"there are IPPools in the namespaces {' and '.join(sorted(namespaces))}: "
                 "whereabouts uses one of them (that of its kubeconfig's context): delete the "
-                "others, once no pod has an entry"
+                "IPPools in the other namespaces, once no pod has an entry"
             )
         (namespace,) = namespaces
         for pool in group.values():
@@ -282,18 +277,14 @@ class Sharing:
             if found.spec.range != pool.spec.range:
                 raise Unshareable(
                     f"IPPool {name} has the spec.range {found.spec.range!r}, and not "
-                    f"{pool.spec.range}: see who wrote that, and mend it"
+                    f"{pool.spec.range}: correct it"
                 )
         return listed
 
     def _offers(
-        self,
-        group: Mapping[str, AddressPool],
-        index: BlockIndex,
-        held: Collection[int],
-        nodes: int,
+        self, group: Mapping[str, AddressPool], index: BlockIndex, held: Collection[int], nodes: int
     ) -> tuple[Interval, ...]:
-        """What nodes may lease of a space: what was offered, what is leased, and further blocks."""
+        """The offered addresses of a space: earlier offers, leased blocks, and further blocks."""
         offered = list[Interval]()
         for name, pool in group.items():
             offered += self._shares[name].offered or ()
@@ -308,7 +299,6 @@ class Sharing:
         return merged(offered)
 
     def _listed(self, kind: type[AnyResource]) -> Sequence[AnyResource]:
-        """All objects of a kind; none if the kind is not installed (any more)."""
         try:
             return self._api.list(kind).items
         except NotFound:
@@ -318,7 +308,7 @@ class Sharing:
 def _missing_blocks(
     pool: AddressPool, offered: Iterable[Interval], index: BlockIndex, nodes: int
 ) -> int:
-    """How many blocks of a pool lack on offer beside those that nodes lease."""
+    """How many more blocks of a pool must be offered, next to the leased ones."""
     blocks = _blocks(pool)
     leased = {blocks.index(each.interval.first) for each in _leased(pool, index)}
     runs = (range(blocks.index(each.first), blocks.index(each.last) + 1) for each in offered)
@@ -329,8 +319,8 @@ def _missing_blocks(
 def _free_blocks(
     pool: AddressPool, offered: Sequence[Interval], held: Collection[int], most: int
 ) -> list[Interval]:
-    """Blocks that may be offered, from the top, since whereabouts fills a range from the bottom:
-    first those of which whereabouts has given out nothing."""
+    """Blocks that may be offered, from the top, since whereabouts fills a range from the bottom.
+    Blocks of which whereabouts gave out nothing come first."""
     blocks = _blocks(pool)
     excluded = holes_of(pool.spec, blocks.range)
     top = blocks.index(min(blocks.range.last, blocks.range.address + READ_OFFSETS - 1))
@@ -354,7 +344,6 @@ def _free_blocks(
 
 
 def _given(ippools: Iterable[IPPool]) -> list[PoolEntry]:
-    """What whereabouts has given to pods."""
     found = chain.from_iterable(map(entries, ippools))
     return [each for each in found if not each.allocation.is_placeholder]
 
@@ -365,8 +354,7 @@ def _share(
     index: BlockIndex,
     offered: tuple[Interval, ...] | None,
 ) -> PoolShare:
-    """The share of a pool, with the addresses that whereabouts has given to a pod, and a node of
-    ours to another one."""
+    """The share of a pool, with the addresses that both whereabouts and we gave to pods."""
     held = {each.address: each.allocation.podref for each in given}
     conflicts = [
         f"{text(address)} is of pod {held[address]} by whereabouts, and of pod {pod} on node "

@@ -1,6 +1,6 @@
-"""whereabouts' objects, whereabouts.cni.cncf.io/v1alpha1, as far as addresses depend on them.
+"""Reads and changes the objects of whereabouts (whereabouts.cni.cncf.io/v1alpha1).
 
-Versions of whereabouts before 0.4.2 have written no `podref`.
+whereabouts before 0.4.2 wrote no `podref`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from kube.resources import Meta, Resource
 
 API = "whereabouts.cni.cncf.io/v1alpha1"
 NAMESPACE = "kube-system"
-"""Where whereabouts keeps its objects, if it is not told otherwise."""
+"""The default namespace of whereabouts' objects."""
 
 PLACEHOLDER = "podfabric/"
-"""What the id of a placeholder begins with. Its `podref` is "": whereabouts' plugin, reconciler and
-control loop all leave such an entry alone."""
+"""The start of a placeholder's id. Its `podref` is "": whereabouts' plugin, reconciler and control
+loop all ignore such an entry."""
 
 _MOST_OFFSET = 20  # digits of an offset in 64 bits
 _PLACEHOLDER = {"id": f"{PLACEHOLDER}block", "podref": ""}
@@ -37,19 +37,16 @@ class IPAllocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether the entry is podfabric's, and stands for no pod."""
         return self.podref == "" and self.id.startswith(PLACEHOLDER)
 
 
 class IPPoolSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A range, and what is held of it by offset."""
-
     range: str = ""
     allocations: dict[str, IPAllocation] | None = None
 
 
 class IPPool(Resource, frozen=True, kw_only=True):
-    """What is held of one range, or of one node's slice of a range."""
+    """The entries of one range, or of one node's slice of a range."""
 
     API = API
     KIND = "IPPool"
@@ -59,8 +56,6 @@ class IPPool(Resource, frozen=True, kw_only=True):
 
 
 class SliceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The range that is cut into slices."""
-
     range: str = ""
 
 
@@ -75,7 +70,7 @@ class NodeSlicePool(Resource, frozen=True, kw_only=True):
 
 
 class AnnotatedPod(Resource, frozen=True, kw_only=True):
-    """A pod: of interest is its annotation with the state of its networks."""
+    """A pod with the annotation of its networks' state."""
 
     API = "v1"
     KIND = "Pod"
@@ -91,7 +86,7 @@ class _NetworkStatus(msgspec.Struct):
 
 
 class PoolEntry(NamedTuple):
-    """An allocation, with its address (as `parse` gives it) and its offset in the IPPool."""
+    """An entry with its address (as `parse` returns it) and its offset."""
 
     address: int
     offset: str
@@ -99,8 +94,7 @@ class PoolEntry(NamedTuple):
 
 
 def entries(pool: IPPool) -> Iterator[PoolEntry]:
-    """What the pool says; nothing if its range cannot be read. Unreadable offsets are left out, as
-    whereabouts itself does."""
+    """The pool's readable entries, as in whereabouts. Empty if its range is unreadable."""
     try:
         base, network = parse_interface(pool.spec.range)
     except ValueError:
@@ -115,7 +109,7 @@ def entries(pool: IPPool) -> Iterator[PoolEntry]:
 def placeholders(
     pool: IPPool, offered: Iterable[Interval], held: Collection[int]
 ) -> Iterator[Sequence[Operation]]:
-    """How the placeholders are added that an IPPool lacks, each if there is no entry."""
+    """The patches that add missing placeholders. Each fails if an entry exists."""
     base, network = parse_interface(pool.spec.range)
     known = {each.address for each in entries(pool)}
     for each in offered:
@@ -129,7 +123,7 @@ def placeholders(
 
 
 def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
-    """How the placeholders are removed."""
+    """The patches that remove the placeholders."""
     for each in entries(pool):
         if each.allocation.is_placeholder:
             path = f"/spec/allocations/{each.offset}"
@@ -140,13 +134,12 @@ def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
 
 
 def may_be_theirs(pool: AddressPool) -> bool:
-    """Whether whereabouts may have an IPPool of a pool's range: the IPPool's name contains the
-    network name, and the name of an object has no "/"."""
+    """Whether whereabouts may have an IPPool of the range: its name cannot have a "/"."""
     return "/" not in pool.spec.network_name
 
 
 def ippool_name(pool: AddressPool) -> str:
-    """The name of the IPPool that whereabouts has of the range of an AddressPool."""
+    """The name of whereabouts' IPPool for the range of an AddressPool."""
     network_name, part = pool.spec.network_name, _normalised(pool.spec.range)
     return f"{network_name}-{part}" if network_name else part
 
@@ -154,11 +147,11 @@ def ippool_name(pool: AddressPool) -> str:
 def pools_of(
     pool: AddressPool, network_names: Iterable[str], ippools: Iterable[IPPool]
 ) -> list[IPPool]:
-    """The IPPools that have addresses of an AddressPool. `network_names` are those of all pools.
+    """The IPPools with addresses of an AddressPool. `network_names` are those of all pools.
 
-    An IPPool is named "[<network name>-][<node>-]<range>", and a node's name cannot be told from
-    the end of a network name: so one of a longer name counts as a slice, unless an AddressPool has
-    that network name.
+    An IPPool is named "[<network name>-][<node>-]<range>". A node's name looks like the end of a
+    network name. So an IPPool with a longer name counts as a slice, unless an AddressPool has that
+    network name.
     """
     own, network = pool.spec.network_name, parse_interface(pool.spec.range)[1]
     known, found = set(network_names), []
@@ -179,8 +172,8 @@ def pools_of(
 
 
 def slicing(pool: AddressPool, slices: Iterable[NodeSlicePool]) -> str:
-    """The name of a NodeSlicePool that cuts the range of an AddressPool; "" without one. One is
-    named by the network name, or else by what no AddressPool tells."""
+    """The name of a NodeSlicePool that cuts the range of an AddressPool, or "". It is named after
+    the network name, or without one after something that no AddressPool has."""
     network = parse_interface(pool.spec.range)[1]
     for each in slices:
         cut = _network(each.spec.range)
@@ -206,7 +199,7 @@ def _normalised(range_: str) -> str:
 
 
 def has_address(pod: AnnotatedPod | None, address: int) -> bool:
-    """Whether the pod may have an address: it has no other one by the state of its networks."""
+    """Whether the pod may have the address: True unless its networks' state excludes that."""
     if pod is None:
         return False
     written = pod.metadata.annotations.get(_STATUS, "")
@@ -218,7 +211,7 @@ def has_address(pod: AnnotatedPod | None, address: int) -> bool:
 
 
 def _may_be(written: str, address: int) -> bool:
-    """Whether a text names the address, or cannot be read."""
+    """Whether a text names the address, or is unreadable."""
     try:
         return parse(written) == address
     except ValueError:

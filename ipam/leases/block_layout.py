@@ -1,10 +1,8 @@
-"""Where the blocks of a pool lie, how pools and blocks are named, and the map of leased ones.
+"""How a pool is cut into blocks, the names of pools and blocks, and the map of leased blocks.
 
-Blocks are aligned: block 0 begins at the first address of the range, each has `block_size`
-addresses.
-
-The name of a block is the lock on its addresses: two claims of equal addresses must collide. So a
-name is made from the space and the canonical text of the first address, and nothing else.
+Blocks are aligned: block 0 begins at the first address of the range. A block's name is the lock on
+its addresses: two claims of equal addresses must collide. So a name is made of the space and the
+canonical text of the first address, and nothing else.
 """
 
 import hashlib
@@ -19,21 +17,20 @@ from ipam.addresses import Interval, Network, parse_interface, parse_interval, t
 from ipam.leases.objects import AddressBlock, AddressPool, PoolSpec
 from ipam.ranges import merged, never_usable, of_network
 
-MOST_MAPPED = 65_536  # blocks that a free map shows; a pool with more has none
+MOST_MAPPED = 65_536  # blocks of the largest pool with a free map
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _MOST_LABEL = 40  # characters of a network name in an object's name; longer ones are hashed
 _HASH = 10
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """A range, cut into blocks. `block_size` is a power of two, at most the range's size."""
+    """A range cut into blocks. `block_size` is a power of two, at most the range's size."""
 
     range: Network
     block_size: int
 
     @property
     def total(self) -> int:
-        """How many blocks the range has."""
         return (self.range.last - self.range.address + 1) // self.block_size
 
     @property
@@ -43,7 +40,6 @@ class Geometry(msgspec.Struct, frozen=True):
         return length - (self.range.prefix - self.range.family_prefix)
 
     def block(self, index: int) -> Interval:
-        """The addresses of a block."""
         first = self.range.address + index * self.block_size
         return Interval(first, first + self.block_size - 1)
 
@@ -52,27 +48,25 @@ class Geometry(msgspec.Struct, frozen=True):
         return f"{text(self.block(index).first)}/{self.prefix}"
 
     def index(self, address: int) -> int:
-        """The index of the block with that address of the range."""
         return (address - self.range.address) // self.block_size
 
     def name(self, space: str, index: int) -> str:
-        """The name of the AddressBlock."""
         return block_name(space, self.block(index).first, self.prefix)
 
 
 def of_pool(pool: AddressPool) -> Geometry | None:
-    """The geometry that a pool's status has decided; None if nothing is decided yet."""
+    """The geometry from a pool's status; `None` if nothing is decided yet."""
     if not pool.status.block_size:
         return None
     return Geometry(parse_interface(pool.spec.range)[1], pool.status.block_size)
 
 
 def interval(block: AddressBlock) -> Interval:
-    """The addresses of a block. ValueError if its range is none, or has bits behind its prefix."""
+    """The addresses of a block. ValueError for a range that is not a network."""
     return _interval(block.spec.range)
 
 
-@lru_cache(1 << 16)  # the controller asks for all blocks, again and again
+@lru_cache(1 << 16)  # the controller needs all blocks in each round
 def _interval(range_: str) -> Interval:
     address, network = parse_interface(range_)
     if address != network.address:
@@ -81,12 +75,9 @@ def _interval(range_: str) -> Interval:
 
 
 def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
-    """Why the block decides nothing, for the controller or another node; "" if all is right.
-
-    Any node may write a block. So one counts only if its name, space, size and place are what the
-    pool that it names says: then the name is the lock on just these addresses. While the pool's
-    space or size is not decided, any will do.
-    """
+    """Why the block must be ignored; "" if nothing is wrong. Any node may write a block. So a block
+    counts only if its name, space, size and place are those of its pool: then the name is the lock
+    on exactly these addresses. A pool without a decided space or size allows any."""
     spec, decided = block.spec, pool.status
     try:
         first, last = interval(block)
@@ -108,15 +99,14 @@ def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
 
 @lru_cache(4096)
 def _network(range_: str) -> Network:
-    """The range of a pool. ValueError."""
     return parse_interface(range_)[1]
 
 
 def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
-    """What no network of the pool may hand out. An exclude that cannot be read excludes nothing."""
+    """The addresses that the pool never hands out. Unreadable excludes do not count."""
     try:
         first, last = of_network(range_)
-    except ValueError:  # a /31 or /32: only networks with use_all_addresses have addresses there
+    except ValueError:  # a /31 or /32, for use_all_addresses only
         first, last = range_.address, range_.last
     holes = [*never_usable(range_)]
     if first > range_.address:
@@ -143,7 +133,7 @@ def free_map(leased: Iterable[int], total: int) -> str:
 
 
 def read_map(written: str, total: int) -> bytes:
-    """The bitmap of a free map. ValueError if it is none of so many blocks."""
+    """The bitmap of a free map. ValueError if it is not one of `total` blocks."""
     bits = b64decode(written, validate=True)
     if len(bits) != (total + 7) // 8:
         raise ValueError(f"a free map of {len(bits)} bytes does not belong to {total} blocks")
@@ -151,7 +141,7 @@ def read_map(written: str, total: int) -> bytes:
 
 
 def is_leased(bits: bytes, index: int) -> bool:
-    """What a bitmap says of a block; of one behind its end: no."""
+    """Whether the bitmap shows a block as leased. Blocks beyond its end are not."""
     return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
 
 
@@ -166,7 +156,7 @@ def pool_name(network_name: str, range_: str, *, shared: bool = True) -> str:
 
 
 def space_name(network_name: str, range_: str, *, shared: bool = True) -> str:
-    """Where an address is unique: a network name's whole space, or a private range's own."""
+    """Where an address is unique: all ranges of a network name, or one private range."""
     label = _label(network_name) if network_name else "default"
     return label if shared else f"{label}-{_hash(range_)}"
 
@@ -177,7 +167,6 @@ def block_name(space: str, first: int, prefix: int) -> str:
 
 
 def _part(address: str) -> str:
-    """An address as a part of a name."""
     part = address.replace(":", "-")
     if part.startswith("-"):
         part = f"0{part}"

@@ -1,6 +1,6 @@
-"""What the lessee reads and writes in the store of this node. Each method is one transaction.
+"""The lessee's access to the store of this node. Each method is one transaction.
 
-The caller has no transaction open, and makes no call to the API server in one.
+The caller has no transaction open. No method makes a call to the API server.
 """
 
 import uuid
@@ -18,12 +18,10 @@ from ipam.store.store_files import StoreFiles
 from ipam.store.tables import Tables
 
 Revision = Callable[[LeasedBlock], LeasedBlock]
-"""What a row becomes."""
+"""Returns the changed row."""
 
 
 class Surveyed(NamedTuple):
-    """A block, and how many of its addresses are held."""
-
     block: LeasedBlock
     used: int
 
@@ -36,52 +34,45 @@ class Survey(NamedTuple):
 
 
 class BlockStore:
-    """The rows of leased blocks. CNIError is what every method raises."""
+    """The rows of leased blocks. Every method raises CNIError."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
         self._is_closed = False
 
     def close(self) -> None:
-        """Change nothing from here on: CNIError 11. Another process leases for this node then.
-
-        A call to the API server may still be on its way. What it answers is of no use any more.
-        """
+        """Refuse changes from now on (CNIError 11): another process leases for this node."""
         self._is_closed = True
 
     def seq(self) -> int:
-        """How many transactions the store has had."""
         with self._files.transaction() as tables:
             return tables.meta.seq
 
     def blocks(self) -> dict[str, LeasedBlock]:
-        """All rows by name."""
         with self._files.transaction() as tables:
             return {block.name: block for block in tables.blocks()}
 
     def survey(self) -> Survey:
-        """All rows, with how much is held of them."""
+        """All rows, with the number of their held addresses."""
         with self._files.transaction() as tables:
             blocks = tuple(Surveyed(block, _used(tables, block)) for block in tables.blocks())
             return Survey(tables.meta.seq, blocks)
 
     def holders(self, name: str) -> Mapping[int, Reservation]:
-        """Who holds addresses of a block, by address."""
+        """The reservations of a block, by address."""
         with self._files.transaction() as tables:
             block = tables.block(name)
             return {} if block is None else _held(tables, block)
 
     def instance(self) -> Instance | None:
-        """Who this store leases as; None before the first lease."""
+        """The store's identity as a lessee; `None` before the first lease."""
         with self._files.transaction() as tables:
             return tables.instance()
 
     def identify(self, machine: str) -> Instance:
-        """Who this store leases as on that machine.
-
-        A store that was copied from another machine gets a name of its own: the blocks in it are
-        the other's, and are forgotten, or lost if somebody still holds an address of them.
-        """
+        """The store's identity as a lessee on that machine. A store that was copied from another
+        machine gets a new identity. The other machine has its blocks: they are forgotten, or lost
+        if they have reservations."""
         with self._files.transaction() as tables:
             known = tables.instance()
             if known is not None and known.machine == machine:
@@ -94,12 +85,11 @@ class BlockStore:
             return new
 
     def put(self, block: LeasedBlock) -> None:
-        """Begin to use a block."""
         with self._files.transaction() as tables, self._changing(tables):
             tables.put_block(block)
 
     def revise(self, revisions: Mapping[tuple[str, str], Revision]) -> None:
-        """Change rows, by name and uid: those that still exist and are not on their way back."""
+        """Change rows by name and uid, if they still exist and are not being returned."""
         with self._files.transaction() as tables:
             changed = []
             for (name, uid), revision in revisions.items():
@@ -114,10 +104,8 @@ class BlockStore:
                         tables.put_block(block)
 
     def serve(self, space: str, domain: str) -> dict[str, LeasedBlock] | None:
-        """Let the blocks of a space hand out addresses of one more domain: None if that is new.
-
-        Else nothing is changed, and these are all rows by name.
-        """
+        """Let the blocks of a space serve one more domain. Returns `None` if that changed a block,
+        otherwise all rows by name."""
         with self._files.transaction() as tables:
             blocks = {block.name: block for block in tables.blocks()}
             others = [
@@ -133,7 +121,7 @@ class BlockStore:
             return None if others else blocks
 
     def begin_return(self, name: str, uid: str) -> bool:
-        """Hand out nothing more of a block; False if something of it is held."""
+        """Stop handing out addresses of a block; False if some are held."""
         with self._files.transaction() as tables:
             block = tables.block(name)
             if block is None or block.uid != uid or block.state == "lost":
@@ -147,14 +135,14 @@ class BlockStore:
             return True
 
     def forget(self, name: str, uid: str) -> None:
-        """Drop the row of a lease that is over and of which nothing is held."""
+        """Remove the row of an ended lease if no address of it is held."""
         with self._gone(name, uid) as (tables, block):
             if block is not None and not _used(tables, block):
                 with self._changing(tables):
                     tables.drop_block(name)
 
     def lose(self, name: str, uid: str) -> Mapping[int, Reservation]:
-        """Hand out nothing more of a block that is another's now; who holds addresses of it."""
+        """Stop handing out addresses of a block that another node has; returns its reservations."""
         with self._gone(name, uid) as (tables, block):
             if block is None:
                 return {}
@@ -163,7 +151,7 @@ class BlockStore:
 
     @contextmanager
     def _changing(self, tables: Tables) -> Iterator[None]:
-        """A change of the tables. The next process waits for the store's lock, which is ours."""
+        """Change the tables, unless another process took over."""
         if self._is_closed:
             raise CNIError(
                 Code.TRY_AGAIN, "another agent leases for this node: nothing was changed"
@@ -196,10 +184,8 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """From the runs: no reservation is read.
-
-    What an earlier boot left of a sticky block is not in use: its pod may be on another node.
-    """
+    """How many addresses are held, by the runs. Of a sticky block, those of this boot: its pod may
+    be on another node now."""
     if block.sticky:
         return sum(held.boot == block.boot for held in _held(tables, block).values())
     return sum(

@@ -1,4 +1,4 @@
-"""Why a claim was in vain, for who asked: a taken address, or a pool without a free one."""
+"""Explains to the caller why a claim failed: a taken address, or a pool without a free one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,16 +27,12 @@ def none_left(
     holes: Sequence[Interval],
     others: Sequence[AddressBlock],
 ) -> CNIError:
-    """No block with an address that is wanted is free for the holder. ApiError.
-
-    Raises CNIError instead if no lease could help. `holes` are what no node hands out of the
-    pool, `others` are its blocks.
-    """
+    """The error if no fitting block is free for the holder. Raises ApiError."""
     if want.fixed:
         if is_within(want.range.first, holes):
             raise is_kept_out(want, pool)
         return _taken(api, holder, pool, blocks, want)
-    if not any(list(outside(part, kept_out(pool))) for part in want.parts):
+    if not any(list(outside(part, kept_out(pool))) for part in want.range.parts):
         raise CNIError(
             Code.NO_FREE_ADDRESS,
             f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
@@ -44,18 +40,20 @@ def none_left(
         )
     used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
     size = "1 address" if blocks.block_size == 1 else f"{blocks.block_size} addresses"
+    held = size_of(map(parse_interval, pool.status.held))
+    theirs = f", and pods of whereabouts have {held} addresses" if held else ""
     return CNIError(
         Code.NO_FREE_ADDRESS,
         f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
-        f"{capacity} were used when nodes last told, and all {blocks.total} blocks of {size} "
+        f"{capacity} were used when nodes last reported, and all {blocks.total} blocks of {size} "
         f"that {want.range} may use are leased (IPv{family(want.range.first)})"
-        f"{_held_too(pool)}{_most_free(holder, others)}: nothing was reserved; delete "
+        f"{theirs}{_most_free(holder, others)}: nothing was reserved; delete "
         "pods that no longer need one, or widen the range",
     )
 
 
 def _most_free(holder: Holder, others: Sequence[AddressBlock]) -> str:
-    """The nodes with most free addresses, as they published it last."""
+    """The nodes with the most free addresses, as they last published it."""
     free = Counter[str]()
     for block in others:
         if block.spec.holder.instance != holder.instance and block.status.free:
@@ -67,7 +65,7 @@ def _most_free(holder: Holder, others: Sequence[AddressBlock]) -> str:
 def _taken(
     api: ClusterApi, holder: Holder, pool: AddressPool, blocks: Geometry, want: Want
 ) -> CNIError:
-    """Why an address cannot be had: who leases it, or the block that it is in."""
+    """Why an address is not available: its lessee, or its block."""
     address = want.range.first
     name = blocks.name(pool.status.space, blocks.index(address))
     with suppress(NotFound):
@@ -76,11 +74,8 @@ def _taken(
             return is_reserved(want)
         node = spec.holder.node
         if node != holder.node:
-            return AddressTaken(
-                f"{want.range.where}: address {text(address)} is in a block that node {node} "
-                "has leased: nothing was reserved; ask for another address",
-                f"see AddressBlock {name}",
-            )
+            why = f"is in a block that node {node} has leased"
+            return _not_given(want, why, f"see AddressBlock {name}")
     return CNIError(
         Code.TRY_AGAIN,
         f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
@@ -89,21 +84,19 @@ def _taken(
 
 
 def is_reserved(want: Want) -> AddressTaken:
-    """The address, or its block, is for the name of a pod. It may be another tenant's."""
-    return AddressTaken(
-        f"{want.range.where}: address {text(want.range.first)} is in a block that is reserved for "
-        "a pod by its name: nothing was reserved; ask for another address",
+    """The address or its block is for a pod's name, which may be another tenant's."""
+    return _not_given(
+        want,
+        "is in a block that is reserved for a pod by its name",
         "see AddressReservations (kubectl get ares -A)",
     )
 
 
 def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
     """The pool, or a pod of whereabouts, keeps the address from nodes."""
-    return AddressTaken(
-        f"{want.range.where}: address {text(want.range.first)} is kept out of AddressPool "
-        f"{pool.metadata.name}: nothing was reserved; ask for another address",
-        f"see spec.exclude, status.held and status.offered of AddressPool {pool.metadata.name}",
-    )
+    name = pool.metadata.name
+    where = f"see spec.exclude, status.held and status.offered of AddressPool {name}"
+    return _not_given(want, f"is kept out of AddressPool {name}", where)
 
 
 def is_answered(want: Want) -> AddressTaken:
@@ -115,7 +108,9 @@ def is_answered(want: Want) -> AddressTaken:
     )
 
 
-def _held_too(pool: AddressPool) -> str:
-    """How many addresses of the pool whereabouts has given to its pods."""
-    held = size_of(map(parse_interval, pool.status.held))
-    return f", and pods of whereabouts have {held} addresses" if held else ""
+def _not_given(want: Want, why: str, where: str) -> AddressTaken:
+    return AddressTaken(
+        f"{want.range.where}: address {text(want.range.first)} {why}: nothing was reserved; ask "
+        "for another address",
+        where,
+    )

@@ -1,27 +1,30 @@
-"""What a node needs an address of, and who leases blocks for it."""
+"""Requests for addresses of leased blocks, and the queue of claims that ADDs wait for."""
 
-from collections.abc import Sequence
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from cni.spec.errors import CNIError, Code
-from ipam.addresses import Interval, Network
+from ipam.addresses import Network
+from ipam.leases.block_layout import pool_name
 from ipam.ranges import Range
 from ipam.store.reservations import Owner
 
 PATIENCE = 10.0
-"""Seconds that an ADD waits for a block. A node with little CPU takes some seconds for the requests
-of a claim, and a new sandbox costs it far more than the wait."""
+"""Seconds that an ADD waits for a block: on a slow node, a claim takes some seconds."""
 
 POOL_PATIENCE = 15.0
-"""Seconds that it waits for a pool before: its definition may be as new as the pod. Both fit well
-into the time of a call, which an agent ends after 100 s and a kubelet after 120 s or more."""
+"""Seconds that an ADD first waits for a pool, whose definition may be as new as the pod. Both waits
+fit into a call: an agent ends it after 100 s, a kubelet after 120 s or more."""
 
 PoolRange = tuple[str, Network]
-"""Domain and network of a range: what names its AddressPool."""
+"""Domain and network of a range, which name its AddressPool."""
 
 
 class PodInterface(NamedTuple):
-    """An interface of a pod by its name, which the pod has on every node."""
+    """An interface of a pod by name, the same on every node."""
 
     namespace: str
     pod: str
@@ -29,11 +32,9 @@ class PodInterface(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A range of which a node needs an address, the very one if it is `fixed`.
-
-    It is the one that is reserved for the name of the pod in `sticky`, if that is given.
-    `pool` is the pool's range; it is another than the range itself for a fixed address only.
-    """
+    """A range of which a node needs an address; `fixed`: exactly the range's one address. With
+    `sticky`, only the address that is reserved for that pod interface will do. `pool` is the pool's
+    range. It differs from the range itself for a fixed address only."""
 
     range: Range
     pool: PoolRange
@@ -41,27 +42,28 @@ class Want(NamedTuple):
     sticky: PodInterface | None = None
 
     @property
-    def parts(self) -> tuple[Interval, ...]:
-        """The addresses that would do."""
-        return self.range.parts
+    def pool_name(self) -> str:
+        domain, network = self.pool
+        name, private, _ = domain.partition(" ")
+        return pool_name(name, str(network), shared=not private)
 
 
 class PoolPending(CNIError):
-    """There is no pool for a range yet, or it is not ready."""
+    """A range has no pool yet, or its pool is not ready."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.TRY_AGAIN, message)
 
 
 class LeasesNothing(CNIError):
-    """This process leases nothing, or nothing any more: to wait is of no use."""
+    """This process cannot lease blocks. Waiting does not help."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.TRY_AGAIN, message)
 
 
 class NotReserved(CNIError):
-    """No AddressReservation is for the pod of a want: it gets any address of that pool."""
+    """No AddressReservation is for the pod of a want. The pod gets any address of the pool."""
 
     def __init__(self, want: Want) -> None:
         super().__init__(Code.TRY_AGAIN, f"no address of {want.range} is reserved for the pod")
@@ -69,28 +71,29 @@ class NotReserved(CNIError):
 
 
 class Claims(Protocol):
-    """Who leases blocks for this node."""
+    """Leases blocks for this node."""
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        """Wait until there may be an address of some, at most until then (`time.monotonic`).
+        """Wait until one of the wants may have an address, at most until `deadline`
+        (`time.monotonic`).
 
-        If there is of none: CNIError 11 if that may succeed later (PoolPending: soon;
-        LeasesNothing: not in this process), 110 if the pool has no address left, AddressTaken if
-        the one that is wanted cannot be had, NotReserved if none is reserved for a pod's name.
+        Raises CNIError 11 if a later try may succeed (PoolPending: soon; LeasesNothing: not in this
+        process), 110 if the pool has no address left, AddressTaken if the fixed address is taken,
+        NotReserved if no address is reserved for the pod's name.
         """
 
     def low(self, wants: Sequence[Want]) -> None:
-        """An address of each was handed out, and this node's blocks have few more."""
+        """Report that an address of each was handed out, and few are left in this node's blocks."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """A pod got no address, or one that was not probed."""
+        """Report that a pod got no address, or an address without a probe."""
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """Why `claim` would fail, as far as that is known without asking anybody."""
+        """Why `claim` would probably fail, without a request."""
 
 
 def of_agent(claims: Claims | None) -> Claims:
-    """Those of this process. LeasesNothing if it has none, as it is another than the agent."""
+    """The claims of this process. Raises LeasesNothing if this process is not the agent."""
     if claims is None:
         raise LeasesNothing(
             "only podfabric's agent hands out addresses of the cluster: nothing was reserved; have "
@@ -98,3 +101,113 @@ def of_agent(claims: Claims | None) -> Claims:
             'node runs; for addresses of this node alone set "ipam.scope" to node'
         )
     return claims
+
+
+RECENT = 30.0  # seconds
+MOST_KNOWN = 256  # refusals: tenants may name any number of ranges and pools
+_LOOK_AT_POOL = 0.4  # seconds between two reads of a pool that is not ready
+
+WantKey = tuple[str, object, object, bool, object]
+Lease = Callable[[Want, Callable[[], bool]], None]
+"""Leases a block for a want, unless the second argument says that it is too late. CNIError."""
+
+
+def key_of(want: Want) -> WantKey:
+    """The same for two wants that one block fulfils."""
+    return *want.pool, want.range.parts, want.fixed, want.sticky
+
+
+class Attempt:
+    """A claim, with the time (`time.monotonic`) until which each ADD waits for it. `error` is set
+    if the claim is `over` and failed."""
+
+    def __init__(self, want: Want) -> None:
+        self.want = want
+        self.until: list[float] = []
+        self.over = threading.Event()
+        self.error: CNIError | None = None
+
+    def is_late(self) -> bool:
+        return all(time.monotonic() > each for each in self.until)
+
+
+class Attempts:
+    """The pending claims, for any thread, and why the last claims failed."""
+
+    def __init__(self, lease: Lease, look_at_pool: float = _LOOK_AT_POOL) -> None:
+        self.changed = threading.Condition()
+        self._lease = lease
+        self._look_at_pool = look_at_pool
+        self._open: OrderedDict[WantKey, Attempt] = OrderedDict()
+        self._refusals: OrderedDict[str, tuple[float, CNIError]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, want: Want, until: float) -> Attempt:
+        """The pending attempt at this want, or a new one."""
+        with self.changed:
+            attempt = self._open.get(key_of(want))
+            if attempt is None:
+                attempt = self._open[key_of(want)] = Attempt(want)
+                self.changed.notify_all()
+            attempt.until.append(until)
+            return attempt
+
+    def wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def serve(self) -> None:
+        """Make all pending claims. One thread at a time calls this."""
+        while True:
+            with self.changed:
+                if not self._open:
+                    return
+                key, attempt = next(iter(self._open.items()))
+            pool = attempt.want.pool_name
+            try:
+                self._require_look(pool)
+                self._lease(attempt.want, attempt.is_late)
+            except CNIError as error:
+                attempt.error = error
+                for_all = not attempt.want.fixed and attempt.want.sticky is None
+                if for_all or isinstance(error, PoolPending):
+                    self._remember(pool, error)  # other wants of the pool would fail too
+            except BaseException as error:  # or the waiting ADDs would take it for a success
+                attempt.error = CNIError(
+                    Code.TRY_AGAIN, f"no address could be leased: {error!r}: nothing was reserved"
+                )
+                raise
+            else:
+                self._refusals.pop(pool, None)
+            finally:
+                with self.changed:  # later wants make a new attempt
+                    self._open.pop(key, None)
+                attempt.over.set()
+
+    def end(self, why: CNIError) -> None:
+        with self.changed:
+            ended = list(self._open.values())
+            self._open.clear()
+        for attempt in ended:
+            attempt.error = why
+            attempt.over.set()
+
+    def unable(self, wants: Sequence[Want]) -> str | None:
+        """Why the last claim for one of the wants failed, if that was a short time ago."""
+        told = (self._refusals.get(want.pool_name) for want in wants)
+        since = time.monotonic() - RECENT
+        texts = (each[1].message for each in told if each and each[0] > since)
+        return next((text.partition(": nothing was reserved")[0] for text in texts), None)
+
+    def _require_look(self, pool: str) -> None:
+        at, error = self._refusals.get(pool, (0.0, None))
+        if isinstance(error, PoolPending) and time.monotonic() - at < self._look_at_pool:
+            raise error
+
+    def _remember(self, pool: str, error: CNIError) -> None:
+        if self._refusals.get(pool, (0.0, None))[1] is not error:
+            self._refusals[pool] = time.monotonic(), error
+        while len(self._refusals) > MOST_KNOWN:
+            self._refusals.popitem(last=False)

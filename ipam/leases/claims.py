@@ -1,9 +1,9 @@
 """Claims a block: POSTs its AddressBlock, whose name is the lock on its addresses.
 
-Another node's claim of the same block is 409: then the next candidate is tried. An answer that was
-lost is looked up: the nonce tells this node's claim from a twin's. What is known of a pool comes
-from an earlier read, so the pool is read after the POST: a controller that changes the pool says so
-first, and looks for blocks then.
+If another node has the block, the answer is 409, and the next candidate is tried. After a lost
+answer the block is read: its nonce shows whether it is ours. The pool may have changed since it was
+read, so it is read again after the POST. A controller that changes a pool writes the change first,
+and looks for blocks then.
 """
 
 import math
@@ -29,7 +29,6 @@ from ipam.leases.pool_cache import (
     kept_out,
     max_offline,
     not_offered,
-    pool_of,
     require_usable,
 )
 from ipam.leases.sticky import StickyClaims, is_let_go, row_of, taken_over
@@ -38,12 +37,12 @@ from ipam.store.block_rows import LeasedBlock
 from kube.client import ClusterApi
 from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Unavailable
 
-_LOSSES = 8  # claims that others won, before the pool is read again
-_FEW_BLOCKS = 256  # of a pool: to list them costs the API server as much as the claims of one node
-_LOSSES_OF_FEW = 2  # the same, and the pool's blocks are listed then
-_MOST_LISTED = 4096  # blocks of a pool that are listed where its map shows none as free
+_LOSSES = 8  # claims that other nodes won, before the pool is read again
+_FEW_BLOCKS = 256  # blocks of a small pool, which are cheap to list
+_LOSSES_OF_FEW = 2  # the same for such a pool; then its blocks are listed
+_MOST_LISTED = 4096  # blocks of a pool that are listed if its map shows no free block
 _MOST_DRAWN = 32  # blocks of a pool without a map that are tried before it is read again
-_ATTEMPTS = 3  # of one POST whose answers are lost
+_ATTEMPTS = 3  # attempts of one POST whose answers are lost
 
 
 class Late(Exception):
@@ -61,17 +60,19 @@ class Claimant:
         self.conflicts = 0
 
     def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
-        """Lease a block with an address that is wanted; None if a present one has one now.
-
-        Raises Unusable, Late, ApiError; CNIError 110 or AddressTaken if no block could help, or
-        other nodes have all that could.
-        """
-        pool = self._pools.recent(pool_of(want))
+        """Lease a block with an address for the want; `None` if a block of this node has one now.
+        Raises Unusable, Late, ApiError. Raises CNIError 110 or AddressTaken if no block could help,
+        or other nodes have all such blocks."""
+        pool = self._pools.recent(want.pool_name)
         tried: set[str] = set()
         listed = False
         while True:
             blocks = require_usable(pool)
-            _require_same_range(pool, want)
+            if pool.spec.range != str(want.pool[1]):
+                raise Unusable(
+                    f"AddressPool {pool.metadata.name} has the range {pool.spec.range}, and not "
+                    f'{want.pool[1]}: give the network another "network_name"'
+                )
             mine = self._store.serve(pool.status.space, want.range.domain)
             if mine is None:
                 return None
@@ -86,8 +87,6 @@ class Claimant:
             let_go = others if reserved is None else ()
             if block := self._first_let_go(let_go, pool, want, holes, mine):
                 return block
-            if listed:
-                self._pools.learn_leased(pool, blocks, others)
             sticky = None if reserved is None else reserved.spec
             known = {*mine, *(block.metadata.name for block in others)}
             is_small, losses = blocks.total <= _FEW_BLOCKS, 0
@@ -106,9 +105,9 @@ class Claimant:
             else:
                 if listed or pool.status.blocks.leased > _MOST_LISTED:
                     raise self._none_left(pool, blocks, want, holes, others)
-                listed = True  # the map may be older than what others gave back
-            former, pool = pool, self._pools.read(pool.metadata.name)
-            if losses and (is_small or pool.status.free_map == former.status.free_map):
+                listed = True  # the map may be older than returned blocks
+            old_map, pool = pool.status.free_map, self._pools.read(pool.metadata.name)
+            if losses and (is_small or pool.status.free_map == old_map):
                 listed = listed or pool.status.blocks.leased <= _MOST_LISTED  # the map is old
 
     def _none_left(
@@ -119,7 +118,7 @@ class Claimant:
         holes: Sequence[Interval],
         others: Sequence[AddressBlock],
     ) -> Exception:
-        """Why no block with an address that is wanted can be leased. ApiError."""
+        """The reason why no fitting block can be leased. Raises ApiError."""
         if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
             return NotReadyYet(
                 f"nodes have leased all blocks that AddressPool {pool.metadata.name} offers: "
@@ -131,7 +130,7 @@ class Claimant:
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
     ) -> AddressBlock | None:
-        """The block for the pod's name as this node's; None if it is here already. See `claim`."""
+        """The block for the pod's name, taken over; `None` if this node has it. See `claim`."""
         if found.metadata.name not in mine:
             self._require_few(pool, mine.values())
         used = self._sticky.use(found, pool, want)
@@ -139,11 +138,8 @@ class Claimant:
         return used
 
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
-        """Whether a block with a fixed address was leased meanwhile, for another want.
-
-        Raises AddressTaken if the block keeps the address out, or is for the name of a pod: to
-        lease it does not help.
-        """
+        """Whether a block with the fixed address was leased meanwhile, for another want. Raises
+        AddressTaken if the block keeps the address out or is for a pod's name."""
         address, now = want.range.first, self._clock()
         for block in mine:
             if (
@@ -161,15 +157,19 @@ class Claimant:
         return False
 
     def _attempt(
-        self,
-        pool: AddressPool,
-        blocks: Geometry,
-        index: int,
-        want: Want,
-        sticky: StickySpec | None,
+        self, pool: AddressPool, blocks: Geometry, index: int, want: Want, sticky: StickySpec | None
     ) -> AddressBlock | None:
-        """POST one block; None if it is another's, or has no address that is wanted."""
-        new = self._block(pool, blocks, index)
+        """POST one block; `None` if another node has it, or it has no fitting address."""
+        new = AddressBlock(
+            metadata=Meta(name=blocks.name(pool.status.space, index)),
+            spec=BlockSpec(
+                pool=pool.metadata.name,
+                range=blocks.written(index),
+                holder=self.holder,
+                nonce=str(uuid.uuid4()),
+                max_offline_seconds=math.ceil(max_offline(pool)),
+            ),
+        )
         if sticky is not None:
             usable = want.range.restricted(outside(blocks.block(index), kept_out(pool))).parts
             if not usable:
@@ -211,8 +211,8 @@ class Claimant:
         holes: Sequence[Interval],
         mine: Collection[str],
     ) -> AddressBlock | None:
-        """Take over a block of which a lost machine may use addresses, if one has an address that
-        is wanted: nodes do so when no other block is free. `mine` are this node's."""
+        """Take over a drained block with a fitting address, which a lost machine may still use.
+        Nodes do so only if no other block is free. `mine` are this node's blocks."""
         for found in others:
             if not is_let_go(found) or found.metadata.name in mine or found.spec.sticky.reservation:
                 continue
@@ -229,21 +229,9 @@ class Claimant:
         return None
 
     def _give_up(self, stored: AddressBlock) -> None:
-        """Delete a block that was never used. What remains is found by the next confirmation."""
+        """Delete an unused block. The next confirmation finds the block if this fails."""
         with suppress(NotFound, Conflict):
             self._api.delete(stored)
-
-    def _block(self, pool: AddressPool, blocks: Geometry, index: int) -> AddressBlock:
-        return AddressBlock(
-            metadata=Meta(name=blocks.name(pool.status.space, index)),
-            spec=BlockSpec(
-                pool=pool.metadata.name,
-                range=blocks.written(index),
-                holder=self.holder,
-                nonce=str(uuid.uuid4()),
-                max_offline_seconds=math.ceil(max_offline(pool)),
-            ),
-        )
 
     def _listed(self, pool: AddressPool) -> Sequence[AddressBlock]:
         listed = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
@@ -264,14 +252,14 @@ class Claimant:
 def post(
     api: ClusterApi, clock: Callable[[], float], new: AddressBlock
 ) -> tuple[AddressBlock | None, float]:
-    """The block as it was stored, None if it is another's; and a time before that was known."""
+    """The stored block, or `None` if another node has it; and a time before this was known."""
     for attempt in range(_ATTEMPTS):
         at = clock()
         try:
             return api.create(new), at
         except AlreadyExists:
             if attempt == 0:
-                return None, at  # no answer of ours was lost before it
+                return None, at  # another node's block: no answer to us was lost
         except Unavailable:
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -279,27 +267,18 @@ def post(
         try:
             found = api.get(AddressBlock, new.metadata.name)
         except NotFound:
-            continue  # the POST had no effect yet, or the other one is gone
+            continue  # the POST had no effect yet, or the other block is gone
         mine = found.spec.holder == new.spec.holder and found.spec.nonce == new.spec.nonce
         return (found if mine and found.spec.state == new.spec.state else None), at
     return None, 0.0
 
 
-def _require_same_range(pool: AddressPool, want: Want) -> None:
-    """Unusable: the pool has none of the addresses that are wanted."""
-    if pool.spec.range != str(want.pool[1]):
-        raise Unusable(
-            f"AddressPool {pool.metadata.name} is of {pool.spec.range}, and not of "
-            f'{want.pool[1]}: give the network another "network_name"'
-        )
-
-
 class Candidates:
-    """Which blocks of a pool the node tries, and in which order; `instance` is its store's.
+    """The order in which the node tries blocks of a pool; `instance` identifies its store.
 
-    Each node has an order of its own, so that nodes which claim at the same time try different
-    blocks. And each tries the index first that it leased last: a pod has interfaces of several
-    pools, and nodes that won different indexes of the first do not try each other's in the next.
+    Each node has its own order, so that nodes which claim at once try different blocks. Each first
+    tries the index of its last leased block: nodes that won different indexes of one pool then do
+    not compete for the next pool of the same pods.
     """
 
     def __init__(self, instance: str) -> None:
@@ -307,7 +286,6 @@ class Candidates:
         self._leased: int | None = None
 
     def leased(self, index: int) -> None:
-        """This node has leased the block with that index of a pool."""
         self._leased = index
 
     def of(
@@ -319,13 +297,11 @@ class Candidates:
         *,
         use_map: bool,
     ) -> Iterator[int]:
-        """Indexes of blocks with an address that is wanted: in the node's order.
-
-        `use_map`: only those that the pool's map shows as free.
-        """
+        """Indexes of blocks with a fitting address, in the node's order. With `use_map`, only
+        blocks that the pool's map shows as free."""
         stretches = [
             range(blocks.index(part.first), blocks.index(part.last) + 1)
-            for wanted in want.parts
+            for wanted in want.range.parts
             for part in outside(wanted, holes)
         ]
         if sum(map(_length, stretches)) > MOST_MAPPED:
@@ -334,26 +310,26 @@ class Candidates:
             return
         bits = b""
         if use_map and pool.status.free_map:
-            with suppress(ValueError):  # it is a hint
+            with suppress(ValueError):  # the map is a hint
                 bits = read_map(pool.status.free_map, blocks.total)
         yield from (index for index in self._same(stretches) if not is_leased(bits, index))
         indexes = {index for each in stretches for index in each if not is_leased(bits, index)}
         yield from self._shuffled(sorted(indexes))
 
     def _same(self, stretches: Iterable[range]) -> Iterator[int]:
-        """The index that was leased last, if these have it."""
+        """The index of the last leased block, if it is in these stretches."""
         if self._leased is not None and any(self._leased in each for each in stretches):
             yield self._leased
 
     def _shuffled(self, indexes: list[int]) -> Iterator[int]:
-        """All of them in a random order. A claim tries a few: the others are not moved."""
+        """All indexes in a random order. Lazy, since a claim tries only a few."""
         while indexes:
             at = self._random.randrange(len(indexes))
             indexes[at], indexes[-1] = indexes[-1], indexes[at]
             yield indexes.pop()
 
     def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
-        """Indexes of a pool without a map, each at most some times."""
+        """Random indexes of a pool without a map."""
         total = sum(map(_length, stretches))
         for _ in range(_MOST_DRAWN):
             number = self._random.randrange(total)
@@ -365,5 +341,5 @@ class Candidates:
 
 
 def _length(stretch: range) -> int:
-    """How many blocks it has: in IPv6 more than len() can tell."""
+    """How many blocks a stretch has. IPv6 has more than len() can return."""
     return max(0, stretch.stop - stretch.start)

@@ -1,9 +1,8 @@
-"""Confirms this node's leases: one consistent LIST of the blocks of its instance.
+"""Confirms this node's leases by one consistent LIST of the blocks of its instance.
 
-A block is confirmed if it is there, is ours by instance and uid, is not being reclaimed, names this
-boot as its holder's, and if the node's own Node object exists. What the store and the API server
-know differently is settled here: the store's word counts for what pods hold, the API server's for
-whose a block is. The time of a confirmation is taken before its first request.
+A block is confirmed if its object exists, has our instance and uid, is not being reclaimed, names
+this boot, and if the Node object exists. For addresses of pods the store is right, for the holder
+of a block the API server is. The time of a confirmation is taken before its first request.
 """
 
 import logging
@@ -24,8 +23,7 @@ from ipam.leases.objects import AddressBlock, BlockSpec, BlockStatus
 from ipam.leases.pool_cache import Unusable, max_offline, require_usable
 from ipam.leases.sticky import holes, is_let_go, of_row, row_of
 from ipam.store.block_rows import LeasedBlock, State
-from ipam.store.reservations import Reservation
-from kube.events import PendingEvents
+from kube.client import PendingEvents
 from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Refused
 
 _MOST_NAMED = 8  # addresses of a block in an event
@@ -33,45 +31,42 @@ _log = logging.getLogger(__name__)
 
 
 class Confirmed(NamedTuple):
-    """What a confirmation found: objects by name, and whether any block had to be claimed again."""
+    """A confirmation's result: objects by name, and whether any block had to be claimed again."""
 
     objects: Mapping[str, AddressBlock]
     rolled_back: bool
 
 
 class Confirmation:
-    """Settles the store's rows with the API server's objects."""
+    """Brings the store's rows and the API server's objects into agreement."""
 
     def __init__(self, leasing: Leasing, events: PendingEvents) -> None:
         self._api, self._store, self._pools, self._holder, self._clock = leasing
         self._events = events
 
     def run(self, at: float) -> Confirmed:
-        """Confirm all blocks, as of `at`, when it was not sure yet that the Node object exists.
-
-        Raises ApiError.
-        """
+        """Confirm all blocks, as of `at`: a time before the Node object was read. ApiError."""
         rows = self._store.blocks()  # before the LIST: each of these was POSTed
-        # Blocks of a pool that cannot be read are confirmed for as long as before.
+        # Blocks of an unreadable pool keep their limit.
         self._pools.read_all({row.pool for row in rows.values()})
         selector = {"spec.holder.instance": self._holder.instance}
         listed = self._api.list(AddressBlock, selector)
         for unreadable in listed.unreadable:
-            rows.pop(unreadable.metadata.name, None)  # it is there: nothing else is known of it
+            rows.pop(unreadable.metadata.name, None)  # it exists
         objects: dict[str, AddressBlock] = {}
         revisions: dict[tuple[str, str], Revision] = {}
         for found in listed.items:
             name = found.metadata.name
             row = rows.pop(name, None)
             if row is not None and row.uid == found.spec.nonce:
-                # `_claim_again`, which died or got no answer.
+                # An earlier `_claim_again` died or got no answer.
                 row = replace(row, uid=found.metadata.uid)
                 self._store.put(row)
             if row is not None and row.uid != found.metadata.uid:
                 self._lose(row, "its lease had ended, and this node has leased it again")
                 row = self._store.blocks().get(name)
                 if row is not None:
-                    continue  # pods of the former lease hold addresses of it
+                    continue  # pods of the ended lease hold its addresses
             if row is None and is_let_go(found):
                 continue
             if row is None:
@@ -99,7 +94,7 @@ class Confirmation:
                 out = holes(pool, found.spec, block_layout.interval(found))
             except Unusable:
                 limit = 0.0  # nothing is handed out
-        # In one boot only a store that was put back can have fewer transactions than it told.
+        # In one boot, only an older copy of the store has fewer transactions than it published.
         lacks = found.spec.holder.boot == self._holder.boot and found.status.seq > self._store.seq()
         return self._confirmed(at, "unconfirmed" if lacks else state, limit, out)
 
@@ -110,7 +105,7 @@ class Confirmation:
         limit: float | None = None,
         holes: tuple[Interval, ...] | None = None,
     ) -> Revision:
-        """A row as a confirmation leaves it. What lacks changes does so until the next boot."""
+        """The row after a confirmation. An `unconfirmed` row stays so until the next boot."""
         boot = self._holder.boot
 
         def confirmed(row: LeasedBlock) -> LeasedBlock:
@@ -129,16 +124,10 @@ class Confirmation:
         return confirmed
 
     def _asserted(
-        self,
-        found: AddressBlock,
-        at: float,
-        row: LeasedBlock | None = None,
-        nonce: str = "",
+        self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
-        """The object as it is ours in this boot, and when that was sure; None if it is not.
-
-        `row` is what the store knows of it. With a new `nonce` it is changed in any case.
-        """
+        """The object with this node and boot as its holder, and the time of that; `None` if it is
+        not ours. `row` is the store's row. A new `nonce` changes the object in any case."""
         spec = replace(
             found.spec,
             state="Active",
@@ -153,14 +142,14 @@ class Confirmation:
         try:
             return self._written(found, spec), when
         except (Conflict, NotFound):
-            return None  # the next confirmation sees why
-        except Refused as error:  # the others are confirmed all the same
+            return None  # the next confirmation finds the reason
+        except Refused as error:  # the other blocks are still confirmed
             _log.warning("leases: %s is not confirmed: %s", found.metadata.name, error)
             return None
 
     def _max_offline(self, found: AddressBlock, row: LeasedBlock | None) -> int:
-        """The seconds that the object must say: a longer time before this node goes by it, a
-        shorter one when it does so already."""
+        """The seconds that the object must name. A longer limit is written before this node uses
+        it, a shorter one after."""
         limits = [row.max_offline if row is not None else 0.0]
         pool = self._pools.known(found.spec.pool)
         if pool is not None:
@@ -171,16 +160,16 @@ class Confirmation:
     def _written(self, found: AddressBlock, spec: BlockSpec) -> AddressBlock:
         former = found.spec.holder
         if (former.instance, former.boot) != (self._holder.instance, self._holder.boot):
-            # Its `seq` and holders are of a store or a boot that is over.
+            # Its status is from another store or boot.
             found = self._api.update_status(replace(found, status=BlockStatus()))
         return self._api.update(replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
-        """Begin to use a block of our instance that the store does not know, or delete it.
+        """Begin to use a block of our instance that the store lacks, or delete it.
 
-        It was claimed by a call that died, or by a store that was put back since: then pods may
-        have addresses of it in this boot, and it stays unused. It is changed first: a DELETE of
-        ours may still be on its way, and must not find the version that it expects.
+        A call that died claimed it, or the store is an older copy. Then pods of this boot may have
+        its addresses, and it stays unused. The object is changed first: a late DELETE of ours must
+        not find the version it expects.
         """
         same_boot = found.spec.holder.boot == self._holder.boot
         if found.spec.holder.node != self._holder.node:
@@ -193,7 +182,8 @@ class Confirmation:
             fits = False
         if not fits:
             if not (same_boot and found.status.used) and not found.spec.sticky.reservation:
-                self._delete(found)
+                with suppress(NotFound, Conflict, Refused):
+                    self._api.delete(found)
             return None
         ours = self._asserted(found, 0.0, nonce=str(uuid.uuid4()))
         if ours is None:
@@ -204,7 +194,7 @@ class Confirmation:
         return ours
 
     def _is_missing(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
-        """Settle a row that the LIST did not have; whether its block had to be claimed again."""
+        """Settle a row without a listed object. True if its block had to be claimed again."""
         try:
             found = self._api.get(AddressBlock, row.name)
         except NotFound:
@@ -212,27 +202,23 @@ class Confirmation:
         if found is not None and found.metadata.uid == row.uid:
             if found.spec.holder.instance != self._holder.instance:
                 self._lose(row, f"node {found.spec.holder.node} has taken it over")
-            return False  # ours, and changed during the LIST: the next one confirms it
+            return False  # ours, and changed during the LIST: the next run confirms it
         if found is not None:
             self._lose(row, f"node {found.spec.holder.node} has leased it")
             return False
         if row.state in ("returning", "lost"):
             self._store.forget(row.name, row.uid)
             return False
-        if not self._is_held(row):
-            # What an earlier boot left may still be held of it, and keeps the row: unused.
+        holders = self._store.holders(row.name).values()
+        if all(held.boot != self._holder.boot for held in holders):
+            # Reservations of an earlier boot keep the row, which stays unused.
             self._store.lose(row.name, row.uid)
             return False
         return self._claim_again(row, objects, at)
 
-    def _is_held(self, row: LeasedBlock) -> bool:
-        holders = self._store.holders(row.name).values()
-        return any(held.boot == self._holder.boot for held in holders)
-
     def _claim_again(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
-        """Pods hold addresses of a block whose object is gone: somebody deleted it, or etcd was put
-        back. Whoever is first has it.
-        """
+        """Claim a block again whose object is gone although pods hold its addresses: somebody
+        deleted it, or etcd was restored. The first node to claim it has it."""
         block = AddressBlock(
             metadata=Meta(name=row.name),
             spec=BlockSpec(
@@ -254,7 +240,9 @@ class Confirmation:
                 return True
             when = at
         except Refused as error:  # as in `_asserted`
-            _log.warning("leases: %s is gone, and not leased again: %s", row.name, error)
+            _log.warning(
+                "leases: object %s is missing and cannot be created again: %s", row.name, error
+            )
             return False
         again = replace(row, uid=stored.metadata.uid)
         self._store.put(self._confirmed(when)(again))
@@ -262,14 +250,12 @@ class Confirmation:
         return True
 
     def _lose(self, row: LeasedBlock, why: str) -> None:
-        held = self._store.lose(row.name, row.uid)
-        if row.state not in ("returning", "lost"):
-            self._report_loss(row.name, why, held)
-
-    def _report_loss(self, block: str, why: str, held: Mapping[int, Reservation]) -> None:
+        block, held = row.name, self._store.lose(row.name, row.uid)
+        if row.state in ("returning", "lost"):
+            return
         addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"
         message = (
-            f"AddressBlock {block} is not this node's any more: {why}. Pods of node "
+            f"AddressBlock {block} no longer belongs to this node: {why}. Pods of node "
             f"{self._holder.node} hold {addresses} of it: delete them, since others may get the "
             "same ones"
         )
@@ -280,15 +266,9 @@ class Confirmation:
             pod = Pod(namespace=each.namespace, name=each.pod, uid=each.uid)
             self._events.of_pod("AddressConflict", message, pod)
 
-    def _delete(self, found: AddressBlock) -> None:
-        with suppress(NotFound, Conflict, Refused):
-            self._api.delete(found)
-
     def adopt(self) -> None:
-        """Take over the blocks of a store that this machine lost before it booted.
-
-        The next `run` makes rows of them. Raises ApiError.
-        """
+        """Take over the blocks of a store that this machine lost before it booted. The next `run`
+        makes rows of them. Raises ApiError."""
         mine = self._holder
         if not (mine.machine_id and mine.system_uuid):
             return

@@ -1,4 +1,4 @@
-"""Work that may fail: it is tried again later, and the log says each failure once."""
+"""Runs work that may fail. Work is tried again later, and the log has each failure once."""
 
 import logging
 from collections.abc import Callable
@@ -13,8 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedFailures:
-    """What could not be done, and why. `api_errors` counts what the API server did not do. `name`
-    begins each line of the log."""
+    """Failed work and its reasons. `name` begins each log line."""
 
     def __init__(self, name: str = "leases") -> None:
         self.api_errors = 0
@@ -24,11 +23,11 @@ class LoggedFailures:
         self._closed = False
 
     def close(self) -> None:
-        """From now on work fails since nothing more is to be done: that is not a failure."""
+        """Log no failure from now on: work fails because the process ends."""
         self._closed = True
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Do some work; whether it went well."""
+        """Do some work; returns whether it succeeded."""
         topic = f"{self._name}: {what}"
         try:
             work()
@@ -43,5 +42,5 @@ class LoggedFailures:
         return True
 
     def why(self, what: str) -> str:
-        """Why some work could not be done the last time; "" if it was."""
+        """Why this work failed last time; "" if it succeeded."""
         return self._why.get(what, "")

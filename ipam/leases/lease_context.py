@@ -1,4 +1,4 @@
-"""Who leases for this node: its Node object, its boot, its store's identity, and its client."""
+"""The identity under which this node leases: its Node object, boot and store."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from kube.resources import Node, NotFound
 
 
 class Leasing(NamedTuple):
-    """A node as the lessee `holder`. `clock` is CLOCK_BOOTTIME."""
+    """The lessee `holder` with its clients. `clock` is CLOCK_BOOTTIME."""
 
     api: ClusterApi
     store: BlockStore
@@ -21,10 +21,8 @@ class Leasing(NamedTuple):
 
 
 def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Holder:
-    """The holder of leases of the node `name` in `boot`. ApiError; Unusable without a Node object.
-
-    The store gets an identity if it has none, or if it was copied from another machine.
-    """
+    """The holder of leases for the node `name` in `boot`. Raises ApiError, and Unusable without a
+    Node object. A store without an identity, or copied from another machine, gets a new one."""
     try:
         node = api.get(Node, name)
     except NotFound:
@@ -33,8 +31,8 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
     machine = f"{ids.machine_id} {ids.system_uuid} {node.name}"
     known = store.instance()
     if known and known.machine != machine and not (ids.machine_id or ids.system_uuid):
-        # One that was made again, as long as the kubelet has not written its status.
-        raise Unusable(f"Node object {node.name} does not say yet which machine it is")
+        # A new Node object: the kubelet has not written its status yet.
+        raise Unusable(f"Node object {node.name} has no machine id yet")
     return Holder(
         instance=store.identify(machine).id,
         node=node.name,
@@ -46,8 +44,8 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
 
 
 def same_machine_before(mine: Holder, other: Holder) -> bool:
-    """Whether `other` is this machine before it booted, with a store that is lost since: its
-    sandboxes died with the boot. Both ids must be equal: clones share the first."""
+    """Whether `other` is this machine in an earlier boot, with a store that is lost since. Its
+    sandboxes died with that boot. Both ids must be equal, since clones share the first."""
     ids = (mine.machine_id, mine.system_uuid)
     is_dead = other.instance != mine.instance and other.boot != mine.boot
     return all(ids) and ids == (other.machine_id, other.system_uuid) and is_dead

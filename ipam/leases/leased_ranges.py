@@ -1,21 +1,20 @@
-"""What a request may have of the blocks that this node leases, within one transaction."""
+"""The parts of a request's ranges that this node leases, within one transaction."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 from ipam.addresses import Interval, parse
 from ipam.leases.block_store import Survey
 from ipam.leases.claim_request import PodInterface, PoolRange, Want
 from ipam.leases.sticky import is_for
-from ipam.ranges import Range, RangeSet
-from ipam.store import address_choice
+from ipam.ranges import Range, RangeSet, is_within, size_of
+from ipam.store.address_choice import held_in
 from ipam.store.block_rows import LeasedBlock
 from ipam.store.reservations import Owner
 from ipam.store.tables import Tables
 
 
 def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
-    """Whether a block may hand out an address of what is wanted, at that time of CLOCK_BOOTTIME."""
+    """Whether a block may hand out an address for the want at `now` (CLOCK_BOOTTIME)."""
     return any(
         used < block.size
         and want.range.domain in block.domains
@@ -27,13 +26,12 @@ def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
 
 
 class LeasedView:
-    """What a request may have of this node's blocks: its sets, restricted within a transaction.
+    """A request's sets, restricted to this node's blocks within a transaction.
 
-    `wants` are the sets without a free address here, `low` are those of which less than a quarter
-    of the blocks' addresses is free once this request has its own. Both are of the last call of
-    `narrowed`. `is_passed_over`: the blocks have some, and none may be used on this link. Only the
-    address that is reserved for the name of the pod in `sticky` will do, but from the pools in
-    `unreserved`.
+    After `narrowed`, `wants` are the sets without a free address here, and `low` those whose blocks
+    have less than a quarter free after this request. `is_passed_over`: the free addresses of the
+    blocks cannot be used on this link. A pod in `sticky` gets only addresses that are reserved for
+    its name, except from the pools in `unreserved`.
     """
 
     def __init__(
@@ -61,29 +59,34 @@ class LeasedView:
 
     @property
     def why_unconfirmed(self) -> str:
-        """Why a new pod gets no address of the blocks that this node has; "" if they are in force,
-        or it has none."""
-        if self._unconfirmed is None:
+        """Why this node's blocks give no address to a new pod; "" if they do or there are none."""
+        block, now = self._unconfirmed, self._looked_at
+        if block is None:
             return ""
-        return _why_unconfirmed(self._unconfirmed, self._boot, self._looked_at)
+        lease = f"its lease of AddressBlock {block.name}"
+        when = f"it has not confirmed {lease} at the API server since it booted"
+        if block.boot == self._boot and now >= block.confirmed:
+            when = (
+                f"the API server last confirmed {lease} {_spoken(now - block.confirmed)} ago, "
+                f"longer than spec.reclaim.maxOffline of AddressPool {block.pool} "
+                f"({_spoken(block.max_offline)})"
+            )
+        return (
+            f"this node gives no address to a new pod: {when}; see that the API server answers on "
+            "this node, and that the Node object of this node exists"
+        )
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
-        """The sets within confirmed blocks, the fullest first. None if a set has no address there.
-
-        The clock is read here, so that no wait for the store comes between it and the hand-out.
-        """
+        """The sets within confirmed blocks, the fullest first. Empty if a set has no address there.
+        The clock is read here, so that no wait for the store comes between it and the hand-out."""
         now = self._clock()
         self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now
-        held = _HeldBefore(tables, self.owner, self._boot)
-        sets = [self._narrowed(tables, range_set, now, held) for range_set in self._sets]
-        return [] if self.wants and not held.is_attached else sets
+        sets = [self._narrowed(tables, range_set, now) for range_set in self._sets]
+        return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
-        """Ask for one more address of each set that is not fixed; whether there is one.
-
-        No other address will do where one is reserved for the pod.
-        """
+        """Want one more address of each set that is not bound to one; returns whether any is."""
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets
@@ -94,9 +97,7 @@ class LeasedView:
         self.is_passed_over = bool(self.wants)
         return self.is_passed_over
 
-    def _narrowed(
-        self, tables: Tables, range_set: RangeSet, now: float, held: "_HeldBefore"
-    ) -> RangeSet:
+    def _narrowed(self, tables: Tables, range_set: RangeSet, now: float) -> RangeSet:
         ranges: list[Range] = []
         missing: list[Want] = []
         for range_ in range_set.ranges:
@@ -116,114 +117,51 @@ class LeasedView:
             if not confirmed:
                 late = (block for block in blocks if block.state == "usable")
                 self._unconfirmed = next(late, self._unconfirmed)
-            by_room = sorted(
-                (_Remaining.of(tables, range_, block) for block in confirmed),
-                key=lambda room: room[:2],
-            )
-            ranges += [room.range for room in by_room]
-            # Else an earlier boot left it, and the allocation would take what is free before that.
-            # In a confirmed block a former address is found as any other is.
-            former = None if len(confirmed) == len(blocks) else held.within(range_, blocks)
-            if former is not None:
-                ranges.append(former)
-            free, used = sum(room.free for room in by_room), sum(room.used for room in by_room)
-            if sticky is None and not range_set.fixed and 4 * (free - 1) < free + used:
+            usable = [range_.restricted(block.parts) for block in confirmed]
+            rooms = [(size_of(each.parts) - held_in(tables, each), each) for each in usable]
+            ranges += [each for _, each in sorted(rooms, key=lambda room: room[0])]
+            free, size = sum(room[0] for room in rooms), sum(size_of(each.parts) for each in usable)
+            if sticky is None and not range_set.fixed and 4 * (free - 1) < size:
                 self.low.append(want)
-            if former is None and not self._has_one(range_set, by_room):
-                former = held.within(range_, blocks)  # full: a new sandbox needs no further one
-                if former is None:
+            # The choice reports whether a fixed address is free.
+            has_one = any(each.parts for each in usable) if range_set.fixed else free > 0
+            if len(confirmed) < len(blocks) or not has_one:
+                # A new sandbox keeps its address, even if the block is full or not confirmed.
+                earlier = self._held_before(tables, range_, blocks)
+                if earlier.parts:
+                    ranges.append(earlier)
+                elif not has_one:
                     missing.append(want)
-                else:
-                    ranges.append(former)
         if len(missing) == len(range_set.ranges):
             self.wants += missing
         return RangeSet(tuple(ranges), range_set.fixed)
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
-        """The pool that a range belongs to; a fixed address may be written with another prefix."""
+        """The pool of a range. A fixed address may be written with another prefix."""
         key = (range_.domain, range_.network)
         if key in self._leased:
             return key
         around = (pool for pool in self._leased if pool[0] == range_.domain)
         return next((pool for pool in around if range_.first in pool[1]), None)
 
-    def _has_one(self, range_set: RangeSet, by_room: "Sequence[_Remaining]") -> bool:
-        if range_set.fixed:  # in a block of ours: whether it is free is for the allocation to say
-            return any(room.range.parts for room in by_room)
-        return any(room.free for room in by_room)
-
-
-class _Remaining(NamedTuple):
-    """How many addresses a block has left for a range. Sorted, the fullest is first."""
-
-    free: int
-    first: int
-    range: Range
-    used: int
-
-    @classmethod
-    def of(cls, tables: Tables, range_: Range, block: LeasedBlock) -> "_Remaining":
-        within = range_.restricted(block.parts)
-        size = sum(part.last - part.first + 1 for part in within.parts)
-        used = address_choice.held_in(tables, within)
-        return cls(size - used, block.first, within, used)
-
-
-class _HeldBefore:
-    """What a pod that comes back has held in this boot: it keeps that, confirmed or not.
-
-    What it held in an earlier boot is like any other address: the lease may be another's by now.
-    """
-
-    def __init__(self, tables: Tables, owner: Owner | None, boot: str) -> None:
-        self._tables = tables
-        self._owner = owner
-        self._boot = boot
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether it is not a new attachment: the allocation says so."""
-        if self._owner is None:
-            return False
-        held = self._tables.of_attachment(self._owner.attachment)
+    def _is_attached(self, tables: Tables) -> bool:
+        """Whether the attachment holds addresses already, which is an error later."""
+        held = tables.of_attachment(self.owner.attachment) if self.owner else []
         return any(each.boot == self._boot for each in held)
 
-    def within(self, range_: Range, blocks: Sequence[LeasedBlock]) -> Range | None:
-        """Its addresses of the range, but for those in blocks that were lost."""
+    def _held_before(self, tables: Tables, range_: Range, blocks: Sequence[LeasedBlock]) -> Range:
+        """The range restricted to the pod's addresses of this boot, without lost blocks. Another
+        node may have leased the addresses of an earlier boot since."""
         ours = [block.interval for block in blocks if block.state != "lost"]
-        held = [] if self._owner is None else self._tables.of_pod(self._owner)
         addresses = (
             parse(each.address)
-            for each in held
+            for each in (tables.of_pod(self.owner) if self.owner else ())
             if each.boot == self._boot and each.domain == range_.domain
         )
-        kept = [
-            Interval(address, address)
-            for address in addresses
-            if any(block.first <= address <= block.last for block in ours)
-        ]
-        narrower = range_.restricted(kept)
-        return narrower if narrower.parts else None
+        return range_.restricted(
+            Interval(address, address) for address in addresses if is_within(address, ours)
+        )
 
 
 def _spoken(seconds: float) -> str:
-    """A time for people."""
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
-
-
-def _why_unconfirmed(block: LeasedBlock, boot: str, now: float) -> str:
-    if block.boot == boot and now >= block.confirmed:
-        when = (
-            f"the API server last confirmed its lease of AddressBlock {block.name} "
-            f"{_spoken(now - block.confirmed)} ago, longer than spec.reclaim.maxOffline of "
-            f"AddressPool {block.pool} ({_spoken(block.max_offline)})"
-        )
-    else:
-        when = (
-            f"it has not confirmed its lease of AddressBlock {block.name} at the API server since "
-            "it booted"
-        )
-    return (
-        f"this node gives no address to a new pod: {when}; see that the API server answers on this "
-        "node, and that the Node object of this node exists"
-    )

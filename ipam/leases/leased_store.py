@@ -1,7 +1,7 @@
-"""The store of a node whose addresses are the cluster's: its own, within the blocks it leases.
+"""The store of a node that leases its addresses from the cluster.
 
-An ADD that finds an address in a block of this node makes no call to the API server, and no other
-verb ever does. An ADD that finds none waits a little for the lessee (`Claims`) to lease a block.
+An ADD that finds an address in this node's blocks makes no call to the API server, and no other
+verb ever does. An ADD that finds none waits for the lessee (`Claims`) to lease a block.
 """
 
 import time
@@ -29,18 +29,18 @@ from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
 
 _AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
-_POOL_AGAIN = 0.5  # seconds between two looks at a pool
-_MOST_WAITS = 32  # for blocks, each successful, before an ADD that is late gives up
-_MOST_IN_VAIN = 3  # blocks that are leased for an ADD although the last one did not help
+_POOL_AGAIN = 0.5  # seconds between two reads of a pool
+_MOST_WAITS = 32  # successful waits for blocks, before a late ADD gives up
+_MOST_USELESS = 3  # blocks that are leased for an ADD although the last one did not help
 
 
 class ClusterStore(SqliteStore):
-    """The reservations of this node, as `SqliteStore` has them, within its leases.
+    """`SqliteStore` within this node's leases.
 
-    `leased` are the ranges that belong to a pool. All others (fixed addresses outside of every
-    range) are the node's own. `clock` is CLOCK_BOOTTIME; `patience` and `pool_patience` are how
-    many seconds an ADD waits for a block and for a pool. `sticky`: pods whose names have reserved
-    addresses get these.
+    `leased` are the ranges that belong to a pool. All other addresses (fixed ones outside of every
+    range) are the node's. `clock` is CLOCK_BOOTTIME. `patience` and `pool_patience` are the seconds
+    that an ADD waits for a block and for a pool. `sticky`: pods get the addresses that are reserved
+    for their names.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class ClusterStore(SqliteStore):
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """See SqliteStore.reserve. Waits for a block where no address of a set is free here."""
+        """See SqliteStore.reserve. Waits for a block if a set has no free address here."""
         pool_deadline = time.monotonic() + self._pool_patience
-        in_vain = waits = 0
+        useless = waits = 0
         view: LeasedView | None = None
         try:
             while True:
@@ -85,8 +85,8 @@ class ClusterStore(SqliteStore):
                 if not waits and self.release_stale():
                     continue
                 if view.is_passed_over:
-                    in_vain += 1
-                    if in_vain > max(_MOST_IN_VAIN, len(sets)):  # a block may have one address
+                    useless += 1
+                    if useless > max(_MOST_USELESS, len(sets)):  # a block may have one address
                         raise _passed_over(view.wants)
                 if waits > _MOST_WAITS and time.monotonic() > pool_deadline + self._patience:
                     raise _still_wanted(view.wants)
@@ -94,14 +94,14 @@ class ClusterStore(SqliteStore):
                 with interrupts.waiting():
                     self._wait(view, pool_deadline)
         except CNIError as error:
-            told = _explained(error, view)
-            self._claims.failed(owner, told)
-            raise told from None
+            explained = _explained(error, view)
+            self._claims.failed(owner, explained)
+            raise explained from None
         self._claims.low(view.low)
         return grant
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """See SqliteStore.exhausted: without a call to the API server."""
+        """See SqliteStore.exhausted. Makes no call to the API server."""
         view = self._view(None, [each for each in sets if not each.fixed])
         self.look(view.narrowed)
         why = self._claims.unable(view.wants) if view.wants else None
@@ -116,19 +116,19 @@ class ClusterStore(SqliteStore):
         )
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
-        """A grant, or None if the node lacks a block."""
+        """A grant, or `None` if the node lacks a block."""
         assert view.owner is not None
         try:
             grant = self.reserve_seen(view.owner, view.narrowed, segment=segment, alone=alone)
         except CNIError as error:
-            # What is free in our blocks may be held by another domain on the same link.
+            # Another domain may hold our blocks' free addresses on the same link.
             if error.code != Code.NO_FREE_ADDRESS or not view.want_all():
                 raise
             return None
         return None if view.wants else grant
 
     def _wait(self, view: LeasedView, pool_deadline: float) -> None:
-        """Until there may be an address of a set: of a new block, or freed here by a DEL."""
+        """Wait until a set may have an address: in a new block, or freed here by a DEL."""
         deadline = time.monotonic() + self._patience
         backoff = Backoff(_AGAIN, _LONGEST_AGAIN)
         while True:
@@ -149,17 +149,14 @@ class ClusterStore(SqliteStore):
                 if error.code != Code.TRY_AGAIN or time.monotonic() + backoff.next > deadline:
                     raise
                 time.sleep(backoff.pause())
-            if not view.is_passed_over and self._has_one(view):
-                return None
-
-    def _has_one(self, view: LeasedView) -> bool:
-        """Whether each set has an address here by now; else what is wanted now is in the view."""
-        self.look(view.narrowed)
-        return not view.wants
+            if not view.is_passed_over:
+                self.look(view.narrowed)
+                if not view.wants:
+                    return None
 
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:
-    """With the reason why what the node has leased was of no use, if that is so."""
+    """The error, with the reason why the node's blocks could not be used."""
     why = view.why_unconfirmed if view is not None else ""
     if error.code != Code.TRY_AGAIN or not why:
         return error
@@ -171,7 +168,7 @@ def _passed_over(wants: Sequence[Want]) -> CNIError:
     return CNIError(
         Code.NO_FREE_ADDRESS,
         f"the blocks that this node leases have no address of {listed} that is free on this link, "
-        "or not enough for all that the network asks for: other networks use the others: nothing "
+        "or too few for this network: other networks use the rest: nothing "
         "was reserved; delete pods that no longer need one, or widen the range",
     )
 

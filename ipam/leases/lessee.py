@@ -1,7 +1,7 @@
-"""The lessee of a node: it leases blocks, confirms them, and gives them back, in one thread.
+"""The lessee of a node leases blocks, confirms them and gives them back, in one thread.
 
-ADDs ask it for a block and wait (`Claims`); all else it does on its own, level-triggered. Whatever
-fails is tried again later. It makes no call to the API server while it holds the store's lock.
+ADDs ask it for a block and wait (`Claims`). Failed work is tried again later. The lessee makes no
+call to the API server while it holds the store's lock.
 """
 
 import logging
@@ -9,37 +9,40 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from base.loop import Backoff, StepThread, boottime
 from cni.spec.errors import CNIError, Code
-from ipam.leases import block_layout
 from ipam.leases.block_store import BlockStore
-from ipam.leases.claim_queue import Attempts, Lease, key_of
-from ipam.leases.claim_request import PATIENCE, LeasesNothing, PoolPending, Want
+from ipam.leases.claim_request import (
+    PATIENCE,
+    Attempts,
+    Lease,
+    LeasesNothing,
+    PoolPending,
+    Want,
+    key_of,
+)
 from ipam.leases.claims import Claimant, Late
 from ipam.leases.confirmation import Confirmation
 from ipam.leases.failures import LoggedFailures
 from ipam.leases.lease_context import Leasing, identified
 from ipam.leases.leased_ranges import may_have
-from ipam.leases.objects import AddressBlock, Holder
+from ipam.leases.objects import AddressBlock
 from ipam.leases.pool_cache import NotReadyYet, Pools, Unusable
 from ipam.leases.upkeep import Upkeep
 from ipam.ranges import size_of
 from ipam.store.reservations import AddressInUse, AddressUnprobed, Owner
 from ipam.store.store_files import StoreFiles
-from kube.client import ClusterApi
-from kube.events import PendingEvents
+from kube.client import ClusterApi, PendingEvents
 from kube.resources import ApiError, Refused
 
 CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
-LOOK_EVERY = 1.0  # seconds between two looks at what has changed in the store
+LOOK_EVERY = 1.0  # seconds between two surveys of the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
-_AHEAD = 3.0  # seconds for what is leased ahead: ADDs wait meanwhile
-_RETURN_RETRY = 5.0  # seconds after something could not be given back
-_TOGETHER = 0.2  # seconds for further blocks, where several ADDs wait
-_QUIET = 120.0  # seconds without a claim after the API server has forgotten blocks
+_AHEAD = 3.0  # seconds to lease blocks ahead, while ADDs wait
+_RETURN_RETRY = 5.0  # seconds after a failed return
+_QUIET = 120.0  # seconds without claims after the API server lost blocks
 
 _REASONS: Mapping[type[CNIError], str] = {
     AddressInUse: "AddressInUse",
@@ -50,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Counted(NamedTuple):
-    """What an operator watches. `confirmed` is None before the first confirmation."""
+    """The numbers for an operator. `confirmed` is `None` before the first confirmation."""
 
     blocks: int = 0
     used: int = 0
@@ -64,11 +67,9 @@ class Counted(NamedTuple):
 
 
 class Lessee(StepThread):
-    """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`.
-
-    `clock` is CLOCK_BOOTTIME. Without `start`, a claim is made by the thread that asks for it, and
-    `step` does what is due: tests do without the thread.
-    """
+    """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`. `clock` is
+    CLOCK_BOOTTIME. Without `start`, a claim runs in the thread that asks for it, and `step` does
+    the due work."""
 
     def __init__(
         self,
@@ -88,10 +89,9 @@ class Lessee(StepThread):
         self._clock = clock
         self._pools = Pools(api)
         self._events = PendingEvents(api)
-        self._holder: Holder | None = None
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
-        self.leaving = False  # the node keeps no empty block, since podfabric leaves it
+        self.leaving = False  # podfabric leaves the node: it returns every empty block
         self._upkeep = Upkeep(
             api, self._store, self._pools, self._objects, boot, clock, lambda: self.leaving
         )
@@ -99,15 +99,13 @@ class Lessee(StepThread):
         self._attempts = attempts(self._lease)
         self._confirmed: float | None = None
         self._confirm_at = self._look_at = self._return_at = clock()
-        self._in_touch = False  # whether the last confirmation went well
+        self._in_touch = False  # whether the last confirmation succeeded
         self._backoff = Backoff(_FIRST_RETRY, _LAST_RETRY)
         self._quiet_until = 0.0
         self._failures = LoggedFailures()
 
-    # --- the thread --------------------------------------------------------------------------
-
     def close(self) -> None:
-        """See StepThread.close. The store is left as it is then."""
+        """See StepThread.close. The store does not change any more."""
         self._ended.set()
         self._failures.close()
         self._attempts.wake()
@@ -116,7 +114,7 @@ class Lessee(StepThread):
         self._store.close()
 
     def step(self) -> float:
-        """Do what is due, ADDs first; for how many seconds nothing is due then."""
+        """Do the due work, ADDs first; returns the seconds until more is due."""
         with self._working:
             self._attempts.serve()
             if self._is_due(self._confirm_at):
@@ -131,7 +129,6 @@ class Lessee(StepThread):
         return max(0.0, min(self._confirm_at, self._look_at) - self._clock())
 
     def counted(self) -> Counted:
-        """For metrics: as of the last look."""
         blocks = [each for each in self._upkeep.survey.blocks if each.block.state != "lost"]
         used = sum(each.used for each in blocks)
         claimant = self._claimant
@@ -148,10 +145,10 @@ class Lessee(StepThread):
         )
 
     def _run(self) -> None:
-        # A first confirmation may wait long, and the first ADD is not to wait until files are open.
+        # Opens the files early: the first confirmation may take long.
         self._failures.guarded("read the store", self._upkeep.look)
         super()._run()
-        self._attempts.serve()  # each ends at once: no ADD waits in vain
+        self._attempts.serve()  # each fails at once
 
     def _rest(self, seconds: float) -> None:
         with self._attempts.changed:
@@ -161,13 +158,11 @@ class Lessee(StepThread):
     def _is_due(self, at: float) -> bool:
         return not self._ended.is_set() and self._clock() >= at
 
-    # --- claims ------------------------------------------------------------------------------
-
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        """See Claims.claim. All that wait for the same addresses wait for one claim."""
+        """See Claims.claim. ADDs with the same want wait for one claim."""
         until = deadline if self._thread is not None else math.inf
         attempts = [self._attempts.add(want, until) for want in wants]
-        if self._ended.is_set():  # else the thread ends the attempts
+        if self._ended.is_set():  # otherwise the thread ends the attempts
             raise LeasesNothing(_no_address(wants[0], "this agent is being replaced").message)
         if self._thread is None:
             with self._working:
@@ -179,28 +174,25 @@ class Lessee(StepThread):
                 errors.append(_no_address(attempt.want, why))
             elif attempt.error is not None:
                 errors.append(attempt.error)
-        if len(errors) == len(attempts):  # one block may do: ranges of a set stand for each other
+        if len(errors) == len(attempts):  # a block for one of the wants is enough
             raise errors[0]
 
     def low(self, wants: Sequence[Want]) -> None:
-        """See Claims.low: more is leased in time."""
         self._upkeep.low.update((key_of(want), want) for want in wants)
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """See Claims.failed."""
         if error.code == Code.NO_FREE_ADDRESS:
             self._events.of_pod("AddressPoolExhausted", error.message, owner.pod)
         reason = _REASONS.get(type(error))
-        if reason is not None:  # each address that another machine has is worth an event
+        if reason is not None:  # one event for each address
             each = isinstance(error, AddressInUse)
             self._events.of_pod(reason, error.message, owner.pod, each_message=each)
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """See Claims.unable."""
         return self._attempts.unable(wants)
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
-        """Claim a block, or as many as the ADDs that wait need; every failure is a CNIError."""
+        """Claim a block. Every failure is a CNIError."""
 
         def is_over() -> bool:
             return self._ended.is_set() or is_late()
@@ -218,7 +210,14 @@ class Lessee(StepThread):
                     "this node leases nothing for two minutes"
                 )
             assert self._claimant is not None
-            leased = self._claimed(self._claimant, want, is_over)
+            block = self._claimant.claim(want, is_over)
+            if block is not None:
+                self._objects[block.metadata.name] = block
+                self._upkeep.leased()
+                _log.info("leases: leased %s", block.metadata.name)
+                # Its pool's maxOffline may be the shortest.
+                interval = self._interval([block.spec.max_offline_seconds])
+                self._confirm_at = min(self._confirm_at, self._clock() + interval)
         except Late:
             raise _no_address(want, "the time for it was over") from None
         except NotReadyYet as error:
@@ -227,47 +226,16 @@ class Lessee(StepThread):
             raise _no_address(want, str(error)) from None
         except ApiError as error:
             self._failures.api_errors += 1
-            # What had an effect all the same is found by a confirmation.
+            # The next confirmation finds a claim that succeeded anyway.
             self._confirm_at = min(self._confirm_at, self._clock() + self._backoff.next)
-            what = "refuses" if isinstance(error, Refused) else "is away"
+            what = "refuses" if isinstance(error, Refused) else "does not answer"
             raise _no_address(want, f"the API server {what}: {error}") from None
-
-        if leased and not (want.fixed or want.sticky):
-            self._lease_more(self._claimant, want, is_over, leased)
-
-    def _claimed(self, claimant: Claimant, want: Want, is_late: Callable[[], bool]) -> int:
-        """Claim a block; how many addresses it has, 0 if a present one serves. See Claimant."""
-        block = claimant.claim(want, is_late)
-        if block is None:
-            return 0
-        self._objects[block.metadata.name] = block
-        self._upkeep.leased()
-        _log.info("leases: leased %s", block.metadata.name)
-        # Its pool's maxOffline may be the shortest.
-        interval = self._interval([block.spec.max_offline_seconds])
-        self._confirm_at = min(self._confirm_at, self._clock() + interval)
-        return _size(block)
-
-    def _lease_more(
-        self, claimant: Claimant, want: Want, is_late: Callable[[], bool], leased: int
-    ) -> None:
-        """Claim further blocks while more ADDs wait than were served, for a moment: the ADDs that
-        are served wait for the end. One that still has no address asks again."""
-        until = time.monotonic() + _TOGETHER
-        with suppress(ApiError, CNIError, Late, Unusable):
-            while leased < self._attempts.waiting(want) and time.monotonic() < until:
-                more = self._claimed(claimant, want, is_late)
-                if not more:
-                    return
-                leased += more
-
-    # --- confirmation ------------------------------------------------------------------------
 
     def _confirm(self) -> None:
         self._confirm_at = self._clock() + self._backoff.pause()
         self._in_touch = False
         at = self._clock()
-        is_first = self._holder is None
+        is_first = self._confirmed is None
         holder = identified(self._api, self._store, self._node, self._boot)
         leasing = Leasing(self._api, self._store, self._pools, holder, self._clock)
         confirmation = Confirmation(leasing, self._events)
@@ -279,10 +247,9 @@ class Lessee(StepThread):
             if former is not None:
                 self._claimant.claims = former.claims
                 self._claimant.conflicts = former.conflicts
-        if self._holder is None:
+        if is_first:
             _log.info("leases: this store leases as %s on node %s", holder.instance, holder.node)
         confirmed = confirmation.run(at)
-        self._holder = holder
         self._objects.clear()
         self._objects |= confirmed.objects
         if confirmed.rolled_back:
@@ -295,21 +262,18 @@ class Lessee(StepThread):
         self._confirm_at = at + self._interval(row.max_offline for row in rows)
 
     def _interval(self, limits: Iterable[float]) -> float:
-        """Seconds from one confirmation to the next, where blocks have these `limits`: one of a
-        pool that cannot be used has the limit 0."""
+        """Seconds between two confirmations. Blocks of an unusable pool have the limit 0."""
         return max(_FIRST_RETRY, min([CONFIRM_EVERY, *(limit / 4 for limit in limits if limit)]))
-
-    # --- what is done on its own -------------------------------------------------------------
 
     def _keep(self) -> None:
         self._upkeep.look()
         if self._confirmed is not None and self._upkeep.has_unconfirmed:
             self._confirm_at = min(self._confirm_at, self._confirmed + _LAST_RETRY)
-        if self._holder is None or not self._in_touch:
+        if self._claimant is None or not self._in_touch:
             return
         self._events.send()
         if self._is_due(self._return_at) and not self._upkeep.give_back(
-            self._holder.instance, self._after_adds
+            self._claimant.holder.instance, self._after_adds
         ):
             self._return_at = self._clock() + _RETURN_RETRY
         late = time.monotonic() + _AHEAD
@@ -317,15 +281,9 @@ class Lessee(StepThread):
         self._upkeep.tell()
 
     def _after_adds(self, what: str, work: Callable[[], object]) -> bool:
-        """`LoggedFailures.guarded`, for one of many works: ADDs do not wait for all of them."""
+        """`LoggedFailures.guarded` for one piece of work of many: pending ADDs go first."""
         self._attempts.serve()
         return self._failures.guarded(what, work)
-
-
-def _size(block: AddressBlock) -> int:
-    """How many addresses the block has."""
-    covered = block_layout.interval(block)
-    return covered.last - covered.first + 1
 
 
 def _no_address(want: Want, why: str) -> CNIError:

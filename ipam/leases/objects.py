@@ -1,8 +1,7 @@
-"""The objects of ipam.podfabric.io/v1alpha1, as they stand on the API server.
+"""The objects of ipam.podfabric.io/v1alpha1 on the API server.
 
-docs/cluster-objects.md describes every field. A field that a later version adds is kept out of
-these types: a writer that does not know it must not write the object (`fieldValidation=Strict`
-and the structural schema refuse unknown fields; unknown ones that are read are ignored).
+docs/cluster-objects.md describes every field. A field that a later version adds must not be lost:
+`fieldValidation=Strict` and the structural schema refuse unknown fields in a write.
 """
 
 from typing import Literal
@@ -18,7 +17,7 @@ BlockState = Literal["Active", "Draining", "Reclaiming"]
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A condition as all of Kubernetes has them; `status` is "True", "False" or "Unknown"."""
+    """A condition of Kubernetes; `status` is "True", "False" or "Unknown"."""
 
     type: str
     status: str
@@ -29,14 +28,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class IpamResource(Resource, frozen=True, kw_only=True):
-    """What our kinds have in common."""
-
     API = f"{GROUP}/{VERSION}"
 
     metadata: Meta
-
-
-# --- AddressPool -----------------------------------------------------------------------------
 
 
 class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -60,7 +54,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many blocks the pool has, how many are leased, how many of those to lost nodes."""
+    """How many blocks the pool has, how many are leased, and how many of those to lost nodes."""
 
     total: int = 0
     leased: int = 0
@@ -78,11 +72,10 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     """Written by the controller only.
 
     `space` is the first part of the names of the pool's blocks: where an address is unique.
-    `block_size` is decided once, and changes only while no block exists. 0: not decided yet.
-    `free_map` is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block;
-    "" if there are more than 65,536 blocks.
-    No node hands out the runs of addresses in `held` ("10.0.0.8-10.0.0.15"): pods of whereabouts
-    have them. Nodes lease blocks within the runs in `offered` only; None: anywhere
+    `block_size` is decided once, and changes only while no block exists; 0 is undecided. `free_map`
+    is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block; "" if there
+    are more than 65,536 blocks. Pods of whereabouts have the addresses in `held`
+    ("10.0.0.8-10.0.0.15"). Nodes lease blocks within `offered` only, or anywhere if it is `None`
     (`ipam.controller.whereabouts_coexistence`).
     """
 
@@ -106,14 +99,9 @@ class AddressPool(IpamResource, frozen=True, kw_only=True):
     status: PoolStatus = PoolStatus()
 
 
-# --- AddressBlock ----------------------------------------------------------------------------
-
-
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who leases a block. `instance` (the identity of a node's store) decides.
-
-    The others are for people and for proofs of death.
-    """
+    """The lessee of a block. `instance` (the identity of a node's store) decides. The other fields
+    are for people and for proofs of death."""
 
     instance: str
     node: str
@@ -124,11 +112,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The one pod interface that a block is for, on any node; all "" for any.
-
-    `reservation` ("namespace/name") is the AddressReservation that says so. Nothing but `address`
-    is handed out of the block.
-    """
+    """The one pod interface that a block is for, on any node; all "" for any. `reservation`
+    ("namespace/name") is the AddressReservation. Only `address` is handed out of the block."""
 
     reservation: str = ""
     pod: str = ""
@@ -140,13 +125,11 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An aligned run of 2**k addresses, as the network `range` ("10.64.3.64/27"). `pool`, `range`
     and `sticky` are immutable.
 
-    `epoch` grows by 1 whenever the holder changes within one object. `nonce` tells a claim whose
-    answer was lost from the claim of a twin.
-    `max_offline_seconds`: the holder hands out addresses for no longer than that after its last
-    confirmation.
-    `probe`: a machine that was lost may still use its addresses, so each is probed before its first
-    use. A holder that has let go of such a block, as of one for a pod's name, leaves it Draining:
-    the next one takes it over.
+    `epoch` grows by 1 with each new holder of the object. `nonce` identifies a claim whose answer
+    was lost. The holder hands out addresses for at most `max_offline_seconds` after its last
+    confirmation. `probe`: a lost machine may still use the addresses, so each is probed before its
+    first use. A holder leaves such a block Draining when it returns it, as a block for a pod's
+    name, and the next holder takes it over.
     """
 
     pool: str
@@ -161,7 +144,7 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Written by the holder from time to time: what it has handed out.
+    """Written by the holder from time to time: which addresses it has handed out.
 
     `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
     `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
@@ -176,7 +159,7 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class AddressBlock(IpamResource, frozen=True, kw_only=True):
-    """A lease of a block: the object exists as long as the lease. Named by `block_name`."""
+    """A lease of a block. The object exists as long as the lease. See `block_name`."""
 
     KIND = "AddressBlock"
     PLURAL = "addressblocks"
@@ -187,16 +170,11 @@ class AddressBlock(IpamResource, frozen=True, kw_only=True):
 
     @property
     def holder(self) -> Holder:
-        """Who leases it."""
         return self.spec.holder
 
     @property
     def space(self) -> str:
-        """Where its addresses are unique: the first part of its name."""
         return self.metadata.name.partition(".")[0]
-
-
-# --- AddressReservation ----------------------------------------------------------------------
 
 
 class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,8 +186,6 @@ class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses that stay with a pod's name."""
-
     pool: str
     owner: OwnerReference
 
@@ -217,7 +193,7 @@ class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ReservationStatus(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
 ):
-    """`bound_to` are the nodes that have the addresses now."""
+    """The reserved addresses, and the nodes that have them now (`bound_to`)."""
 
     addresses: tuple[str, ...] = ()
     bound_to: str = ""

@@ -1,10 +1,10 @@
-"""Sticky addresses: an address that stays with the name of a pod, on every node.
+"""Sticky addresses: an address that stays with a pod's name, on every node.
 
 An AddressReservation names a pod, or a StatefulSet for its pods. Each interface of such a pod has a
-block of its own, of which one address is handed out. The block outlives the pod: the node that
-holds it sets it Draining once the pod has let go of the address, and the pod's next node takes it
-over with the next epoch. No node takes it from one that has not let go: the controller sets it
-Draining when that node is proved dead.
+block, of which one address is handed out. The block outlives the pod. Its holder sets it Draining
+once the pod has released the address, and the pod's next node takes it over with the next epoch. No
+node takes it from a holder that has not released it: the controller sets it Draining when that node
+is proved dead.
 """
 
 import math
@@ -40,12 +40,11 @@ _ORDINAL = re.compile(r"-[0-9]+")
 
 
 def name_of(reservation: AddressReservation) -> str:
-    """How a block names its reservation."""
     return f"{reservation.metadata.namespace}/{reservation.metadata.name}"
 
 
 def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool:
-    """Whether the reservation is for addresses that the pod has of the pool."""
+    """Whether the reservation is for the pod's addresses of the pool."""
     spec, owner = reservation.spec, reservation.spec.owner
     if (spec.pool, reservation.metadata.namespace) != (pool, pod.namespace):
         return False
@@ -59,26 +58,24 @@ def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool
 
 
 def pod_of(sticky: StickySpec) -> PodInterface:
-    """The interface that a sticky block is for."""
     return PodInterface(sticky.reservation.partition("/")[0], sticky.pod, sticky.ifname)
 
 
 def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
-    """Whether the block is the pod's own, or if no pod is given, anybody's."""
+    """Whether the block is for this pod; without a pod, whether it is for any pod."""
     if pod is None or not block.sticky:
         return pod is None and not block.sticky
     return pod_of(of_row(block)) == pod
 
 
 def row_text(sticky: StickySpec) -> str:
-    """What the store keeps of it: no part has a slash but the reservation's name."""
+    """The text in the store. Only the reservation's name has a slash."""
     if not sticky.reservation:
         return ""
     return "/".join((sticky.reservation, sticky.pod, sticky.ifname, sticky.address))
 
 
 def of_row(block: LeasedBlock) -> StickySpec:
-    """The same from the store."""
     if not block.sticky:
         return StickySpec()
     reservation, pod, ifname, address = block.sticky.rsplit("/", 3)
@@ -86,7 +83,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 
 def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
-    """What of a block is handed out: one address, if it is sticky."""
+    """The addresses of a block for pods: one address if it is sticky."""
     if not spec.sticky.reservation:
         return covered
     address = parse(spec.sticky.address)
@@ -94,43 +91,33 @@ def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
 
 
 def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
-    """What of a block no node may hand out. Unusable."""
+    """The addresses of a block that no node may hand out. Raises Unusable."""
     return merged((*kept_out(pool), *outside(covered, [handed_out(spec, covered)])))
 
 
 def preference(found: AddressBlock) -> tuple[bool, str, str]:
-    """Which of several blocks of one pod counts: one that a node has, else the oldest."""
+    """Sorts the blocks of one pod: one with a holder counts first, then the oldest."""
     return is_let_go(found), found.metadata.creation_timestamp, found.metadata.name
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether its last node has let go of the block: another one may take it over, of a sticky
-    block the pod's next node."""
+    """Whether the last holder has released the block, so that another node may take it over. A
+    sticky block is only for the pod's next node."""
     return found.spec.state == "Draining"
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Let go of a block of which nothing is held, for the next node, which is to probe its
-    addresses if `probe` says so. ApiError.
-
-    The status goes first: it is of this holder's store, and the next one compares it with its own.
-    """
+    """Release an unused block for the next holder, which must `probe` its addresses. ApiError. The
+    status is reset first: the next holder compares it with its own store."""
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
         api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))
 
 
 def row_of(
-    stored: AddressBlock,
-    pool: AddressPool,
-    domain: str,
-    boot: str,
-    at: float,
+    stored: AddressBlock, pool: AddressPool, domain: str, boot: str, at: float
 ) -> LeasedBlock:
-    """The row of a block that is this node's as of `at` (CLOCK_BOOTTIME) in `boot`. Unusable.
-
-    What a lost machine may have of it is probed before its first use.
-    """
+    """The row of a block that this node holds since `at` (CLOCK_BOOTTIME). Raises Unusable."""
     covered = block_layout.interval(stored)
     return LeasedBlock(
         name=stored.metadata.name,
@@ -150,30 +137,34 @@ def row_of(
 
 
 class Reserved(NamedTuple):
-    """What the block for a pod's name says, and the block if there is one."""
+    """The reservation for a pod's name, and its block if there is one."""
 
     spec: StickySpec
     block: AddressBlock | None
 
 
 class StickyClaims:
-    """Claims of a holder for the names of pods."""
-
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, _, self._holder, self._clock = leasing
 
     def reserved(self, pool: AddressPool, want: Want) -> Reserved | None:
-        """What is reserved for the name of the want's pod; None if any address will do.
+        """The reservation for the want's pod; `None` if any address will do. Raises NotReserved,
+        ApiError.
 
-        Of several reservations that of the block counts, so that another one does not change the
-        address. For a first address, one for the pod goes before one for its StatefulSet, and one
-        for the interface before one for all. NotReserved, ApiError.
+        If a block exists, its reservation counts, so that a new reservation does not change the
+        address. Otherwise one for the pod goes before one for its StatefulSet, and one for the
+        interface before one for all.
         """
         pod, name = want.sticky, pool.metadata.name
         if pod is None:
             return None
         listed = self._api.list(AddressReservation, {"spec.pool": name}, pod.namespace).items
-        fitting = [name_of(each) for each in sorted(listed, key=_rank) if is_of(each, name, pod)]
+        owners = sorted(
+            (each.spec.owner.kind != "Pod", each.spec.owner.ifname == "", name_of(each))
+            for each in listed
+            if is_of(each, name, pod)
+        )
+        fitting = [each for *_, each in owners]
         if not fitting:
             raise NotReserved(want)
         found = [block for each in fitting for block in self._of_pod(each, pool, pod)]
@@ -190,9 +181,9 @@ class StickyClaims:
         return {block.metadata.name for block in found} <= {stored.metadata.name}
 
     def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
-        """The blocks of a pod: one, but while two nodes try at once. A former reservation of the
-        same name may have had some of another pool. One that is not cut as the pool is could have
-        addresses of another node's block."""
+        """The pod's blocks of a pool: one, except while two nodes try at once. A deleted
+        reservation of the same name may have blocks of another pool. A block of another size could
+        overlap another node's block."""
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
@@ -203,11 +194,8 @@ class StickyClaims:
         ]
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
-        """The block of the pod's name as this node's; None if its row is of use already.
-
-        CNIError 11 if another node has not let go of it, 110 if the address is excluded. Unusable,
-        ApiError.
-        """
+        """The block of the pod's name, taken over; `None` if its row is usable already. Raises
+        CNIError 11 if another node still has it, 110 if it is excluded; Unusable, ApiError."""
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
             if row.is_confirmed(self._holder.boot, self._clock()):
@@ -240,8 +228,7 @@ class StickyClaims:
         return stored
 
     def _require_free(self, row: LeasedBlock, sticky: StickySpec, want: Want) -> None:
-        """CNIError 11 if a sandbox of this boot has the address: the runtime deletes it first. Or
-        if another machine has it."""
+        """CNIError 11 if a sandbox of this boot or another machine has the address."""
         if row.answered:
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -262,7 +249,7 @@ class StickyClaims:
     def _taken_over(
         self, found: AddressBlock, pool: AddressPool, want: Want
     ) -> tuple[AddressBlock, LeasedBlock]:
-        """The block as this node's, and its row, which is not written yet."""
+        """The block, now of this node, and its row, which is not written yet."""
         former, spec = found.spec.holder, found.spec
         address, node = spec.sticky.address, former.node
         if former.instance != self._holder.instance and not is_let_go(found):
@@ -270,15 +257,15 @@ class StickyClaims:
                 Code.TRY_AGAIN,
                 f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still "
                 f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
-                "tries again. It is free when the pod is gone there, or that node is proved dead: "
-                f"if its machine is off, `podfabric ipam reclaim --node {node} --powered-off` says "
-                "so",
+                "tries again. It is free when the pod is deleted there, or the node is proved "
+                f"dead: if its machine is off, run `podfabric ipam reclaim --node {node} "
+                "--powered-off`",
             )
         taken = taken_over(self._api, self._clock, self._holder, found, pool)
         if taken is None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{address} changes hands: nothing was reserved; the runtime tries again",
+                f"another node takes {address}: nothing was reserved; the runtime tries again",
             )
         stored, at = taken
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)
@@ -291,12 +278,9 @@ def taken_over(
     found: AddressBlock,
     pool: AddressPool,
 ) -> tuple[AddressBlock, float] | None:
-    """A block that its last holder has let go, as this holder's, and a time before that was known;
-    None if another node was faster. Unusable, ApiError.
-
-    The block is changed in any case: a late request of ours to drain it must not find the version
-    that it expects.
-    """
+    """A released block, now of this holder, and a time before that; `None` if another node was
+    faster. Raises Unusable, ApiError. The block is changed in any case: a late request of ours to
+    drain it must not find the version it expects."""
     changed = replace(
         found.spec,
         state="Active",
@@ -312,8 +296,3 @@ def taken_over(
         stored = api.get(AddressBlock, found.metadata.name)
         is_ours = (stored.spec.nonce, stored.spec.holder) == (changed.nonce, holder)
         return (stored, at) if is_ours else None
-
-
-def _rank(each: AddressReservation) -> tuple[bool, bool, str]:
-    owner = each.spec.owner
-    return owner.kind != "Pod", owner.ifname == "", each.metadata.name

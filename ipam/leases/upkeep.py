@@ -1,15 +1,13 @@
-"""What a lessee does without being asked: it gives back, leases ahead, and tells what is used.
+"""Background work of the lessee: return idle blocks, lease ahead, publish status.
 
-While the API server does not answer, it leaves all as it is: what is leased is needed then.
-
-It gives a block back in two steps: it marks the row first, and deletes the AddressBlock then. A row
-that is `returning` never becomes usable: to hand out its addresses again, the node leases a new
-block. A sticky block is not deleted, but let go for the next node of its pod. So is a block of
-which a lost machine may still use addresses, for any node.
+Nothing changes while the API server does not answer: the leases are needed then. A return marks the
+row first, then deletes the AddressBlock. A row that is `returning` never becomes usable again. A
+sticky block, or a block whose addresses a lost machine may still use, is drained for the next
+holder instead of deleted.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -18,18 +16,17 @@ from itertools import groupby, islice
 from msgspec.structs import replace
 
 from ipam.leases.block_store import BlockStore, Survey
-from ipam.leases.claim_queue import Lease, WantKey
-from ipam.leases.claim_request import Want
+from ipam.leases.claim_request import Lease, Want, WantKey
 from ipam.leases.objects import AddressBlock, AddressPool, BlockStatus
-from ipam.leases.pool_cache import ENOUGH, Pools, Unusable, is_scarce, pool_of
+from ipam.leases.pool_cache import ENOUGH, Pools, Unusable, is_scarce
 from ipam.leases.sticky import drain
 from ipam.ranges import size_of
 from ipam.store.block_rows import LeasedBlock
 from kube.client import ClusterApi
 from kube.resources import ApiError, Conflict, NotFound
 
-HOLD = 600.0  # seconds that one empty block is kept beside those in use
-SMALL = 2  # addresses; a block of that size is of a pool that has none to spare
+HOLD = 600.0  # seconds that one empty block is kept next to used ones
+SMALL = 2  # addresses; blocks of this size belong to pools without spare blocks
 _GRACE = 2.0  # seconds: a block that was just claimed is empty until the ADD takes its address
 _LOOK_AT_POOL = 30.0, 450.0  # seconds, least and most; only where an empty block is kept
 EVERY = 10.0  # seconds between two statuses of one node
@@ -37,11 +34,11 @@ _CALM = 5.0  # seconds after a claim until a status is written: pods have many i
 _LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
 
 Guarded = Callable[[str, Callable[[], object]], bool]
-"""Does some work, logs a failure, and answers whether there was none."""
+"""Does some work, logs a failure, and returns whether it succeeded."""
 
 
 class Upkeep:
-    """The lessee's own work. `objects` are its blocks as they were last seen."""
+    """The background work. `objects` are the node's blocks as they were last seen."""
 
     def __init__(
         self,
@@ -53,7 +50,7 @@ class Upkeep:
         clock: Callable[[], float],
         leaving: Callable[[], bool],
     ) -> None:
-        self.low: dict[WantKey, Want] = {}  # of which to lease a block; ADDs add to it
+        self.low: dict[WantKey, Want] = {}  # to lease ahead; ADDs add to it
         self.survey = Survey(0, ())
         self._api = api
         self._store = store
@@ -68,18 +65,18 @@ class Upkeep:
         self._told_at = self._tell_at = clock()
 
     def look(self) -> None:
-        """See what is held now, and forget what is over."""
+        """Survey the store, and forget lost blocks without reservations."""
         seq = self._store.seq()
         if seq != self._seen_seq:
             self.survey = self._store.survey()
             self._seen_seq = self.survey.seq
-        for name, uid in over(self.survey).items():
-            self._store.forget(name, uid)
+        for block, used in self.survey.blocks:
+            if block.state == "lost" and not used:
+                self._store.forget(block.name, block.uid)
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether a block waits to be confirmed in this boot, or the store does not know it any
-        more: it was built again, say."""
+        """Whether a block is not confirmed in this boot, or the store lost its row."""
         known = {each.block.name for each in self.survey.blocks}
         return not self._objects.keys() <= known or any(
             each.block.boot != self._boot and each.block.state not in ("returning", "lost")
@@ -87,13 +84,13 @@ class Upkeep:
         )
 
     def confirmed(self, at: float) -> None:
-        """All blocks and their pools were read then."""
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
 
     def give_back(self, instance: str, guarded: Guarded) -> bool:
-        """Return what is not needed, until a return fails; whether none did."""
+        """Return unneeded blocks until a return fails; returns whether none failed."""
         surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
-        for block in (*returning(self.survey), *surplus):
+        returning = (each.block for each in self.survey.blocks if each.block.state == "returning")
+        for block in (*returning, *surplus):
             if not guarded(
                 "give a block back", partial(give_back, self._api, self._store, instance, block)
             ):
@@ -102,19 +99,22 @@ class Upkeep:
         return True
 
     def lease_ahead(self, lease: Lease, is_late: Callable[[], bool], guarded: Guarded) -> None:
-        """Lease a block where little is free."""
+        """Lease a block of each pool with few free addresses."""
         while self.low:
             _, want = self.low.popitem()
-            if self._is_ample(want) and not self._leaving():
+            pool = self._pools.known(want.pool_name)
+            if pool is None or pool.status.block_size <= SMALL or is_scarce(pool):
+                continue
+            if not self._leaving():
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
     def leased(self) -> None:
-        """A block was leased, and more may follow at once: a status can wait for these."""
+        """A block was leased, and more may follow. Their status can wait."""
         calm = min(self._clock() + _CALM, self._told_at + _LONGEST_STORM)
         self._tell_at = max(self._tell_at, calm)
 
     def tell(self) -> None:
-        """Write one status, now and then. Raises ApiError."""
+        """Write one status, if it is time. Raises ApiError."""
         now = self._clock()
         if now >= self._tell_at:
             self._told_at, self._tell_at = now, now + EVERY
@@ -122,8 +122,7 @@ class Upkeep:
                 self._tell_at = now
 
     def _tell_one(self) -> bool:
-        """Write the status of the block whose use has changed most since its last one, which an
-        earlier agent may have written; whether one has changed."""
+        """Write the status of the block whose use changed most. False if none changed."""
         changes = {
             each.block: abs(each.used - self._objects[each.block.name].status.used)
             for each in self.survey.blocks
@@ -138,7 +137,7 @@ class Upkeep:
         }
         status = BlockStatus(
             used=len(holders),
-            # A sticky block has none for any pod but its own.
+            # A sticky block has no free address for other pods.
             free=0 if block.sticky else max(0, size_of(block.parts) - len(holders)),
             seq=self.survey.seq,
             confirmed=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -151,33 +150,24 @@ class Upkeep:
             self._objects.pop(block.name)  # until it is confirmed again
         return True
 
-    def _is_ample(self, want: Want) -> bool:
-        pool = self._pools.known(pool_of(want))
-        return pool is not None and pool.status.block_size > SMALL and not is_scarce(pool)
-
     def _has_room(self, name: str, since: float) -> bool:
-        """Whether a pool can spare a block that is empty since then.
-
-        The pool is read for that: once after the block became empty, and then now and then, the
-        fewer blocks are left the more often.
-        """
+        """Whether a pool can spare a block that is empty since then. The pool is read once after
+        the block became empty, and then now and then: more often with fewer free blocks."""
         if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
         if self._pool_seen.get(name, -math.inf) < max(since, now - _look_every(pool)):
             self._pool_seen[name] = now
-            with suppress(Unusable, ApiError):  # it is gone, or counts as it was read last
+            with suppress(Unusable, ApiError):  # it is deleted, or its last state counts
                 self._pools.read(name)
             pool = self._pools.known(name)
         return pool is not None and pool.spec.state == "Active" and not is_scarce(pool)
 
 
 def _look_every(pool: AddressPool | None) -> float:
-    """Seconds from one look at the pool to the next; the least for a pool that could not be read.
-
-    One second for each block that can be leased before the pool is scarce. All nodes that keep a
-    block look at the pool at most ten times a second together.
-    """
+    """Seconds between two reads of the pool. One second for each block that can be leased before
+    the pool is scarce. All nodes that keep a block read the pool at most ten times a second
+    together."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least
@@ -186,10 +176,8 @@ def _look_every(pool: AddressPool | None) -> float:
 
 
 def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBlock) -> None:
-    """Return a block of `instance` if nothing of it is held. Raises ApiError.
-
-    Without an answer to the first request nothing is marked: the block may still be needed.
-    """
+    """Return a block of `instance` if no pod holds its addresses. Raises ApiError. If the first
+    request fails nothing is marked: the block may still be needed."""
     found = None
     with suppress(NotFound):
         found = api.get(AddressBlock, block.name)
@@ -207,33 +195,25 @@ def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBl
             else:
                 return  # the pod came back, and the block was taken again
         except Conflict:
-            return  # the controller wrote to it: later again
+            return  # the controller changed it: try again later
         except NotFound:
             pass
     store.forget(block.name, block.uid)
 
 
 class Empties:
-    """Which empty blocks this node does not need, by how long they have been empty.
-
-    A block that was not confirmed in this `boot` stays: the store may lack what is held of it.
-    """
+    """Which empty blocks this node does not need, by how long they are empty. Blocks that are not
+    confirmed in this `boot` stay: the store may lack their reservations."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
         self._since: dict[tuple[str, str], float] = {}
 
     def surplus(
-        self,
-        survey: Survey,
-        now: float,
-        spare: Callable[[str, float], bool],
+        self, survey: Survey, now: float, spare: Callable[[str, float], bool]
     ) -> Iterator[LeasedBlock]:
-        """Blocks to give back. `spare` says whether a pool has room for a block that is empty since
-        then.
-
-        One empty block of a pool is kept for a while, and for good if it is the only one.
-        """
+        """The blocks to return. `spare` says whether a pool can spare a block that is empty since
+        then. One empty block of a pool is kept for a while, and for good if it is the only one."""
         keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
         self._since = {key: self._since.get(key, now) for key in keys}
         for pool, grouped in groupby(
@@ -246,9 +226,14 @@ class Empties:
                 if each.block.state in ("usable", "draining") and each.block.boot == self._boot
             ]
             empty = [each.block for each in present if not each.used]
-            usable = (block for block in empty if block.state == "usable" and not _is_small(block))
+            usable = (
+                block
+                for block in empty
+                if block.state == "usable" and block.size > SMALL and block.parts
+                if not block.sticky
+            )
             kept = list(islice(usable, 1))
-            for block in kept[:]:  # one that was just claimed stays in any case
+            for block in kept[:]:  # a block that was just claimed stays
                 since = self._since[block.name, block.uid]
                 if self._age(block, now) >= _GRACE and not spare(pool, since):
                     kept.remove(block)
@@ -260,24 +245,5 @@ class Empties:
 
     def _age(self, block: LeasedBlock, now: float) -> float:
         since = self._since[block.name, block.uid]
-        # One that was let go and taken again is a block that was just claimed.
+        # A sticky block that was taken over again counts as just claimed.
         return now - (max(since, block.confirmed) if block.sticky else since)
-
-
-def _is_small(block: LeasedBlock) -> bool:
-    """Whether it has nothing to spare: it goes back as soon as it is empty."""
-    return block.size <= SMALL or bool(block.sticky) or not block.parts
-
-
-def returning(survey: Survey) -> Iterable[LeasedBlock]:
-    """Blocks whose return was begun."""
-    return [each.block for each in survey.blocks if each.block.state == "returning"]
-
-
-def over(survey: Survey) -> Mapping[str, str]:
-    """Name and uid of blocks that are another's, and of which nothing is held any more."""
-    return {
-        each.block.name: each.block.uid
-        for each in survey.blocks
-        if each.block.state == "lost" and not each.used
-    }

@@ -1,1 +1,1 @@
-"""NVIDIA's IPAM: its definitions and its pools as they are, without its controller and daemon."""
+"""NVIDIA's IPAM: its definitions and its pools, without its controller and daemon."""

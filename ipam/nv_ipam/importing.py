@@ -1,8 +1,8 @@
-"""A node's pools in a file that ADDs read, once its store has what nv-ipam's daemon gave to pods.
+"""Keeps the node's pools in a file for ADDs, and imports the reservations of nv-ipam's daemon.
 
 The daemon's store (/var/lib/cni/nv-ipam/store) is imported once into each store of the node. It has
-the container, interface and pod of each reservation, and not the network's name: DEL and CHECK find
-an imported one by container and interface.
+the container, interface and pod of each reservation, but not the network's name. DEL and CHECK find
+an imported reservation by container and interface.
 """
 
 import logging
@@ -46,8 +46,6 @@ _log = logging.getLogger(__name__)
 
 
 class LabelledNode(Node, frozen=True, kw_only=True):
-    """A Node with its labels."""
-
     metadata: Meta
 
 
@@ -69,8 +67,7 @@ class _DaemonStore(msgspec.Struct, frozen=True):
 
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
-    """Everything in the daemon's store. OSError; CNIError 6 if it is damaged, 11 if the daemon
-    still runs."""
+    """The daemon's reservations. OSError; CNIError 6 if damaged, 11 if the daemon runs."""
     _require_stopped(source.with_name("daemon.sock"))
     content = source.read_bytes()
     try:
@@ -112,7 +109,7 @@ def _checksum_of(content: bytes) -> int:
 
 
 def _require_stopped(path: Path) -> None:
-    """CNIError 11 if the daemon answers at that socket, OSError if that cannot be told."""
+    """Raise CNIError 11 if the daemon answers at that socket, OSError if this is unclear."""
     with (
         socket.socket(socket.AF_UNIX) as client,
         suppress(FileNotFoundError, ConnectionRefusedError),
@@ -126,11 +123,9 @@ def _require_stopped(path: Path) -> None:
 
 
 class FollowedPools(StepThread):
-    """Keeps what a node may use of the pools of a namespace in the file that its ADDs read.
-
-    `sources` answer all pools of a kind as they were last seen, None before that; `start` follows
-    the API server for them. `clock` is monotonic.
-    """
+    """Keeps the node's part of a namespace's pools in the file for its ADDs. `sources` return the
+    known pools of each kind, `None` before the first list. `start` follows the API server for them.
+    `clock` is monotonic."""
 
     def __init__(
         self,
@@ -158,7 +153,7 @@ class FollowedPools(StepThread):
         self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()
 
     def start(self) -> None:
-        """Keep the file up to date until `close`, in threads of its own."""
+        """Keep the file up to date until `close`, in other threads."""
         for form in (NvIPPool, NvCIDRPool):
             mirror = Mirror[NvPool](self._api, form, same, self.wake, namespace=self._namespace)
             self._mirrors.append(mirror)
@@ -166,14 +161,13 @@ class FollowedPools(StepThread):
         super().start()
 
     def close(self) -> None:
-        """See StepThread.close."""
         self._failures.close()
         for mirror in self._mirrors:
             mirror.close()
         super().close()
 
     def step(self) -> float:
-        """Bring the file up to date; for how many seconds nothing is due then."""
+        """Bring the file up to date; returns the seconds until the next step is due."""
         try:
             former = read_pools(self._files.directory) or NodePools()
         except CNIError:
@@ -184,7 +178,7 @@ class FollowedPools(StepThread):
         is_well = guarded(IMPORT, self._import)
         if any(pool.spec.node_selector for pools in found.values() for pool in pools or ()):
             is_well &= guarded("read the Node's labels", self._read_labels)
-        pools = {  # of a kind that is not read, or not installed
+        pools = {  # of kinds that are not read yet, or not installed
             key: pool
             for key, pool in former.pools.items()
             if found.get(key.partition("/")[0]) is None
@@ -198,7 +192,7 @@ class FollowedPools(StepThread):
         return REST if is_well and None not in found.values() else LOOK_EVERY
 
     def _import(self) -> None:
-        """Have what the daemon gave to pods in the store: once in each that the node has."""
+        """Import the daemon's reservations, once into each store of the node."""
         with self._files.transaction() as tables:
             store = tables.meta.store
         if store == self._new.store:
@@ -210,7 +204,7 @@ class FollowedPools(StepThread):
         found = list[Reservation]()
         with suppress(FileNotFoundError):
             found = reservations(self._daemon_store, self._boot)
-        if self._new.store:  # the store was lost: what others hold by now is theirs
+        if self._new.store:  # the store was lost: its present holders keep their addresses
             held = {each.address for each in own.reservations() if each.domain == DOMAIN}
             found = [each for each in found if each.address not in held]
         count = own.load(found)
@@ -223,9 +217,9 @@ class FollowedPools(StepThread):
             self._labels_at = self._clock()
 
     def _view(self, pool: NvPool) -> NodePool:
-        """What the file says of a pool: of one that is invalid this node hands out nothing."""
-        unusable = NodePool(key=pool.key, network=pool.spec.subnet or pool.spec.cidr, usable=False)
-        found = [unusable]
+        """The file's entry for a pool. A node hands out nothing of an invalid pool."""
+        network = pool.spec.subnet or pool.spec.cidr
+        found = [NodePool(key=pool.key, network=network, usable=False)]
         self._failures.guarded(
             f"use {pool.key}", lambda: found.append(node_pool(pool, self._node, self._labels))
         )

@@ -1,9 +1,9 @@
-"""nv-ipam's IPPools and CIDRPools as AddressPools of podfabric, and what a node may use of one.
+"""Makes AddressPools from nv-ipam's IPPools and CIDRPools, and works out a node's part of a pool.
 
-All of them share one space of addresses: so two pools that overlap never give an address twice. An
+All pools share one space of addresses, so two overlapping pools never give an address twice. An
 AddressPool has the blocks of an IPPool, or the prefixes of a CIDRPool, of which a node leases one.
-All else that a pool says is for its nodes, which read it here too. What `status.allocations` gives
-to a node is left to that node: its pods may have these addresses from nv-ipam's daemon.
+Nodes read the rest of a pool here too. Addresses that `status.allocations` gives to a node are left
+to that node: its pods may have them from nv-ipam's daemon.
 """
 
 import logging
@@ -19,19 +19,11 @@ from cni.spec.errors import CNIError, invalid_config
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
 from ipam.leases.block_layout import pool_name
 from ipam.leases.objects import GROUP, AddressPool, PoolSpec
-from ipam.nv_ipam.translate import (
-    DOMAIN,
-    LARGEST_BLOCK,
-    NodePool,
-    hosts_of,
-    prefixes_of,
-    range_of,
-)
+from ipam.nv_ipam.translate import DOMAIN, LARGEST_BLOCK, NodePool, hosts_of, prefixes_of, range_of
 from ipam.ranges import merged, written
 from kube.client import ClusterApi
 from kube.informer import Mirror, same
-from kube.node_selector import NodeSelector, selects
-from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Resource
+from kube.resources import AlreadyExists, Conflict, Meta, NodeSelector, NotFound, Resource, selects
 
 if TYPE_CHECKING:
     from ipam.controller.steps import Steps
@@ -40,26 +32,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LABEL = f"{GROUP}/nv-ipam"
-"""The label of an AddressPool that was made of a pool: "ippool" or "cidrpool"."""
+"""The label of an AddressPool that was made from a pool: "ippool" or "cidrpool"."""
 
-MOST_RUNS = 16_384  # in which exclusions by index are worked out
+MOST_RUNS = 16_384  # runs of exclusions by index
 
 _log = logging.getLogger(__name__)
 
 
-# --- the objects -----------------------------------------------------------------------------
-
-
 class ExcludedIndexes(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What no pod gets, by index: in each run of an IPPool's block size, or in each prefix."""
+    """Indexes that no pod gets, in each block-sized run of an IPPool or each prefix."""
 
     start_index: int
     end_index: int
 
 
 class PoolRoute(msgspec.Struct, frozen=True):
-    """A route through the gateway."""
-
     dst: str
 
 
@@ -69,8 +56,8 @@ class NodePart(
     kw_only=True,
     rename={"node": "nodeName", "start": "startIP", "end": "endIP"},
 ):
-    """What is one node's, or with no `node` nobody's: a run of an IPPool, a prefix of a CIDRPool.
-    Without a gateway a prefix has that of the pool's index."""
+    """The part of one node, or of no node: a run of an IPPool, or a prefix of a CIDRPool. A prefix
+    without a gateway uses the pool's gateway index."""
 
     node: str = ""
     start: str = ""
@@ -80,8 +67,8 @@ class NodePart(
 
 
 class NvPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The subnet of an IPPool, of which nv-ipam gives each node `per_node_block_size` addresses, or
-    the `cidr` of a CIDRPool, which it cuts into prefixes of a length."""
+    """An IPPool's `subnet`, of which nv-ipam gives each node `per_node_block_size` addresses, or a
+    CIDRPool's `cidr`, which it cuts into prefixes."""
 
     subnet: str = ""
     per_node_block_size: int = 0
@@ -98,8 +85,6 @@ class NvPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NvPoolStatus(msgspec.Struct, frozen=True):
-    """What nv-ipam's controller has given to nodes."""
-
     allocations: tuple[NodePart, ...] | None = None
 
 
@@ -113,7 +98,6 @@ class NvPool(Resource, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """As definitions name it."""
         return f"{self.KIND.lower()}/{self.metadata.name}"
 
 
@@ -131,12 +115,9 @@ class NvCIDRPool(NvPool, frozen=True, kw_only=True):
     PLURAL = "cidrpools"
 
 
-# --- what a node may use ---------------------------------------------------------------------
-
-
 def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = None) -> NodePool:
-    """What the node may use of a pool; without a node, what all may. CNIError 7 for a spec that
-    nv-ipam refuses, or that has more exclusions by index than podfabric works out."""
+    """The node's part of a pool; without a node, the part of all nodes. Raises CNIError 7 for a
+    spec that nv-ipam refuses, or with too many exclusions by index."""
     spec = pool.spec
     form = _of_ippool if isinstance(pool, NvIPPool) else _of_cidrpool
     found, origins, size, others = form(spec, pool.status.allocations or (), node)
@@ -168,7 +149,8 @@ def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = N
 
 
 Form = tuple[NodePool, Sequence[int], int, Iterable[Interval]]
-"""A pool of one kind, where indexes are counted from, how many there are, and what others have."""
+"""A pool of one kind, the addresses where its indexes begin, how many indexes there are, and the
+addresses of other nodes."""
 
 
 def _of_ippool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Form:
@@ -204,7 +186,7 @@ def _of_cidrpool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Fo
     key = "status.allocations"
     former = zip(_read(key, _network, (each.prefix for each in entries)), entries, strict=True)
     taken = [*given.items(), *((network, each) for network, each in former if network not in given)]
-    # An entry may be of a former spec: then it is left alone.
+    # An entry of an earlier spec is left alone.
     mine = (one for one in taken if one[0].prefix == prefix and node and one[1].node == node)
     own = next((one for one in mine if one[0].address in whole), None)
     others = [Interval(n.address, n.last) for n, _ in taken if own is None or n != own[0]]
@@ -230,7 +212,7 @@ def _network(written: str) -> Network:
 
 
 def _inside(network: Network, key: str, gateway: str) -> str:
-    """The gateway, in its canonical form."""
+    """The gateway in its canonical form."""
     try:
         if gateway and parse(gateway) not in network:
             raise ValueError(f"the gateway {gateway} is outside of {network}")
@@ -244,15 +226,10 @@ def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
     return written(merged(run for run in inside if run.first <= run.last))
 
 
-# --- the AddressPools ------------------------------------------------------------------------
-
-
 def address_pool(pool: NvPool) -> AddressPool:
-    """The AddressPool of a pool. CNIError 7.
-
-    Its network name has a slash, which no definition's has: so no other pool has its addresses. A
-    block is the next lower power of two of an IPPool's block size, or a CIDRPool's prefix.
-    """
+    """The AddressPool of a pool. Raises CNIError 7. Its network name has a slash, which no
+    definition's has, so no other pool has its addresses. Its blocks have a CIDRPool's prefix, or an
+    IPPool's block size rounded down to a power of two."""
     found = node_pool(pool)
     network = parse_interface(found.network)[1]
     is_prefix = isinstance(pool, NvCIDRPool)
@@ -272,11 +249,9 @@ def address_pool(pool: NvPool) -> AddressPool:
 
 
 class NvPools:
-    """Makes an AddressPool of each pool of nv-ipam, and keeps it: the memory of one leader.
-
-    `items` are the pools as they were last seen; `close` ends what sees them. `kept_out` is what no
-    pod gets of each AddressPool, by its name: nothing of one that two pools have.
-    """
+    """Makes and updates an AddressPool for each pool of nv-ipam: the memory of one leader. `items`
+    returns the known pools, `close` stops following them. `kept_out` has the addresses that no pod
+    gets, by AddressPool; none if two pools share it."""
 
     def __init__(
         self,
@@ -290,8 +265,8 @@ class NvPools:
         self.kept_out: dict[str, Sequence[Interval]] = {}
 
     def keep(self, pools: dict[str, AddressPool], reports: "Reports", steps: "Steps") -> int:
-        """Bring the AddressPools up to date, on the API server and in `pools`; how many pools get
-        none. Of pools with the same range the oldest says how it is cut."""
+        """Bring the AddressPools up to date, on the API server and in `pools`; returns how many
+        pools get none. Of pools with one range, the oldest decides."""
         wanted: dict[str, tuple[NvPool, AddressPool]] = {}
         self.kept_out = {}
         unusable = 0
@@ -330,7 +305,7 @@ class NvPools:
 
 
 def following(namespace: str, api: ClusterApi, changed: Callable[[], None]) -> NvPools:
-    """The same, of the pools in that namespace. `changed` is called after a change of one."""
+    """NvPools for a namespace. `changed` is called after each change of a pool."""
     mirrors = [
         Mirror(api, kind, same, changed, namespace=namespace) for kind in (NvIPPool, NvCIDRPool)
     ]
@@ -343,8 +318,7 @@ def following(namespace: str, api: ClusterApi, changed: Callable[[], None]) -> N
 
 
 def _changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
-    """The AddressPool that is there, with what follows the pool. All else is the
-    administrator's."""
+    """The AddressPool with the fields that follow the pool. The administrator's fields stay."""
     most = wanted.spec.max_blocks_per_node or there.spec.max_blocks_per_node
     spec = replace(there.spec, block_size=wanted.spec.block_size, max_blocks_per_node=most)
     return replace(there, spec=spec)
@@ -352,7 +326,7 @@ def _changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
 
 @lru_cache(256)
 def _excluded(pool: NodePool) -> tuple[Interval, ...]:
-    """What no pod gets of the pool, but by name."""
+    """The pool's addresses that no pod gets unless it names one."""
     if not pool.prefix:
         return tuple(map(parse_interval, pool.excluded))
     return range_of(pool).excluded

@@ -1,38 +1,155 @@
-"""A definition of type `nv-ipam` as ordinary options on an AddressPool: what its pools give a pod.
+"""Translates a definition of type `nv-ipam` into ordinary options on an AddressPool.
 
-What the pools say is in a file beside the store, which the node's agent keeps as the API server has
-them (`importing`).
+The keys of its `ipam` object are nv-ipam's (pkg/cni/types/types.go). Unknown keys pass, as in
+nv-ipam. Keys of its daemon and its log (`daemonSocket`, `logFile`, ...) have no effect. The node's
+agent keeps the pools in a file next to the store (`importing`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from base import decoding
 from base.files import read as read_file
-from cni.spec.config import NetworkConfig
+from cni.spec import limits
+from cni.spec.config import NetworkConfig, convert
 from cni.spec.errors import CNIError, Code, invalid_config
 from cni.spec.request import Arguments
 from ipam.addresses import Interval, Network, family, parse, parse_interface, parse_interval, text
-from ipam.config.options import IpamOptions, fixed_set
-from ipam.nv_ipam.options import NvIpamOptions, read
+from ipam.config.options import MOST_ADDRESSES, IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
-"""Where addresses of all pools are unique. No network_name of a definition has a slash."""
-LARGEST_BLOCK = 256  # of an AddressPool: of a larger prefix the first addresses are used
-MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones: so many nodes it is for
+"""The domain of all pools' addresses. No network_name of a definition has a slash."""
+LARGEST_BLOCK = 256  # addresses of a block; of a larger prefix, only the first are used
+MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones; one for each node
+
+TYPE = "nv-ipam"
+KINDS = ("ippool", "cidrpool")
+
+T = TypeVar("T")
+
+
+class NvIpamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a call.
+
+    `pools` are keys ("ippool/NAME"), one address each, in the order of the result. At most one of
+    the other options is set: `requested` addresses as (JSON path, address), `gateway` for the
+    pool's gateway as the pod's address, `index` for the address of that index in the node's part.
+    """
+
+    pools: tuple[str, ...]
+    requested: tuple[tuple[str, int], ...] = ()
+    gateway: bool = False
+    index: int | None = None
+
+
+_Addresses = Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)]
+
+
+class _PoolNames(msgspec.Struct, frozen=True):
+    poolName: str = ""
+    poolType: str = ""
+
+
+class _PodWishes(msgspec.Struct, frozen=True):
+    ips: _Addresses = ()
+    poolNames: Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)] = ()
+    poolType: str = ""
+    allocateDefaultGateway: bool = False
+    allocateIPWithIndex: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+
+
+def is_nv_ipam(network: NetworkConfig) -> bool:
+    ipam = network.keys.get("ipam")
+    return isinstance(ipam, dict) and ipam.get("type") == TYPE
+
+
+def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
+    """The options of a call. Raises CNIError 7, or 4 for CNI_ARGS, that names the key."""
+    names, wishes, of_runtime = network.derived(_written)
+    requested = _requested(of_runtime, wishes.ips, arguments)
+    used = {
+        "ips": bool(requested),
+        "allocateDefaultGateway": wishes.allocateDefaultGateway,
+        "allocateIPWithIndex": wishes.allocateIPWithIndex is not None,
+    }
+    named = [key for key, is_used in used.items() if is_used]
+    if len(named) > 1:
+        raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: leave one out')
+    return NvIpamOptions(
+        pools=_pools(names, wishes, network.network),
+        requested=requested,
+        gateway=wishes.allocateDefaultGateway,
+        index=wishes.allocateIPWithIndex,
+    )
+
+
+def _written(network: NetworkConfig) -> tuple[_PoolNames, _PodWishes, tuple[str, ...]]:
+    """The parts of a definition that all its pods share, and the addresses in `runtimeConfig`."""
+
+    def part(path: str, shape: type[T]) -> T:
+        section = network.at(path, dict[str, Any]) or {}
+        present = {key: value for key, value in section.items() if value is not None}
+        return convert(present, shape, path)
+
+    of_runtime: tuple[str, ...] = network.at("runtimeConfig.ips", _Addresses) or ()
+    return part("ipam", _PoolNames), part("args.cni", _PodWishes), of_runtime
+
+
+def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...]:
+    where, names = "args.cni.poolNames", wishes.poolNames
+    if not names:
+        where, names = "ipam.poolName", tuple((ipam.poolName or network).split(","))
+    kind = wishes.poolType or ipam.poolType or KINDS[0]
+    if kind.lower() not in KINDS:
+        raise invalid_config(
+            f'"poolType" is "{kind}": the kinds of pools are {" and ".join(KINDS)}'
+        )
+    stripped = [name.strip() for name in names]
+    wrong = next((name for name in stripped if not name or "/" in name), None)
+    if wrong is not None:
+        raise invalid_config(f'"{where}" has "{wrong}", which cannot be the name of a pool')
+    keys = tuple(f"{kind.lower()}/{name}" for name in stripped)
+    if len(keys) > MOST_ADDRESSES:
+        raise invalid_config(
+            f'"{where}": one attachment has at most {MOST_ADDRESSES} addresses: remove some pools'
+        )
+    if len(set(keys)) < len(keys):
+        raise invalid_config(f'"{where}" names a pool twice: name each once')
+    return keys
+
+
+def _requested(
+    of_runtime: Sequence[str], of_pod: Sequence[str], arguments: Arguments
+) -> tuple[tuple[str, int], ...]:
+    """The first of the three ways that is used; a prefix length is not looked at, as there."""
+    where, ips, code = "runtimeConfig.ips", of_runtime, Code.INVALID_CONFIG
+    if not ips:
+        where, ips = "args.cni.ips", of_pod
+    if not ips and arguments.ip:
+        where, code = "CNI_ARGS IP", Code.INVALID_ENVIRONMENT
+        ips = [ip.strip() for ip in arguments.ip.split(",")]
+    found = []
+    for ip in ips:
+        try:
+            found.append((where, parse(ip.partition("/")[0])))
+        except ValueError as error:
+            raise CNIError(code, f'"{where}": {error}') from None
+    return tuple(dict.fromkeys(found))
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node may use of a pool, which has all of `network`; nothing if it is not `usable`.
+    """The node's part of a pool, which has all of `network`; nothing if it is not `usable`.
 
-    `excluded` is what no node hands out, `others` what `status.allocations` gives to other nodes:
-    runs of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits): each
-    node has one such network, `own` if that is decided. The gateway has an `index` in each; the
+    No node hands out `excluded`. `status.allocations` gives `others` to other nodes. Both are runs
+    of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits): each node
+    has one such network, `own` once it is decided. The gateway has an `index` in each network. The
     `gateway` of a CIDRPool is that of `own`.
     """
 
@@ -52,20 +169,19 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return parse_interface(self.network)[1]
 
     def prefix_at(self, address: int) -> Network:
-        """The network that the address is written with."""
+        """The network of which the address is written as a part."""
         bits = 128 - self.prefix
         return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
 
     def gateway_of(self, network: Network) -> int | None:
-        """The gateway of such a network."""
         if self.gateway:
             return parse(self.gateway)
         return None if self.index is None else network.address + self.index
 
 
 class NodePools(msgspec.Struct, frozen=True, kw_only=True):
-    """All pools of a node, by key. `store` is the id of the store which has what nv-ipam's daemon
-    gave to pods; `why` says why no pod gets an address now, "" if they do."""
+    """All pools of a node, by key. `store` identifies the store with the imported reservations.
+    `why` is the reason if no pod gets an address now."""
 
     pools: dict[str, NodePool] = {}
     store: str = ""
@@ -73,12 +189,11 @@ class NodePools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pools_file(directory: Path) -> str:
-    """The path of the pools of a node, in the directory of its store."""
     return f"{directory}/nv-ipam.json"
 
 
 def read_pools(directory: Path) -> NodePools | None:
-    """What the agent saw last; None before it has seen anything. CNIError 5 and 112."""
+    """The pools that the agent last saw; `None` before the first. Raises CNIError 5 or 112."""
     path = pools_file(directory)
     try:
         return _decoded(path, read_file(path))
@@ -100,8 +215,8 @@ def _decoded(path: str, content: bytes) -> NodePools:
 
 
 class PoolRange(Range, frozen=True, kw_only=True):
-    """Addresses of a pool: what a node has leased of them is written with the prefix of the pool,
-    or of the one network that the node has of a CIDRPool."""
+    """Addresses of a pool. A node's addresses are written with the prefix of the pool, or of the
+    node's network of a CIDRPool."""
 
     pool: NodePool
     is_gateway: bool = False
@@ -125,19 +240,17 @@ class PoolRange(Range, frozen=True, kw_only=True):
 def translate(
     config: NetworkConfig, arguments: Arguments, known: NodePools | None
 ) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
-    """The ordinary options of a call, and the sets with what its pod asks for.
-
-    `known` are the node's pools. CNIError 7 for what the pools cannot give, 4 for CNI_ARGS, 11 for
-    what they cannot give now, 111 for an address that is another node's.
-    """
+    """The ordinary options of a call, and the sets with the pod's requests. `known` are the node's
+    pools. Raises CNIError 7 for a request that the pools cannot fulfil, 4 for CNI_ARGS, 11 if they
+    cannot fulfil it now, 111 for an address of another node."""
     why = "this node has not read nv-ipam's pools yet" if known is None else known.why
     if known is None or why:
         raise CNIError(
             Code.TRY_AGAIN,
             f'{why}: nothing was reserved; see that the agent runs with "ipam.nv_ipam": true in '
-            "config.yaml (ipam.nv_ipam of the chart), and what its log says",
+            "config.yaml (ipam.nv_ipam of the chart), and its log",
         )
-    asked = read(config, arguments)
+    asked = read_options(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]
     sets = tuple(_set(pool, asked) for pool in pools)
     given = {each.ranges[0].first for each in sets if each.fixed}
@@ -152,9 +265,8 @@ def translate(
 
 
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """What a definition alone says: the names of its pools, and addresses that it asks for.
-    CNIError 7 and 4."""
-    asked = read(config, arguments)
+    """The pools' names and requested addresses of a definition alone. Raises CNIError 7 or 4."""
+    asked = read_options(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
         for where, each in asked.requested
@@ -169,7 +281,7 @@ def _pool(key: str, known: NodePools) -> NodePool:
             Code.TRY_AGAIN,
             f"{key} has no addresses for this node: nothing was reserved; see that nv-ipam has "
             "this pool, that its nodeSelector selects the node, and that its spec is valid (the "
-            "log of the node's agent says what is not)",
+            "log of the node's agent has the reason)",
         )
     return pool
 
@@ -182,7 +294,7 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
         )
     for where, address in asked.requested:
         if address in pool.subnet:
-            return RangeSet((_requested(pool, where, address),), fixed=True)
+            return RangeSet((_requested_range(pool, where, address),), fixed=True)
     found = range_of(pool, is_gateway=asked.gateway, at=asked.index)
     if not found.parts and (asked.gateway or asked.index is not None):
         key = "allocateDefaultGateway" if asked.gateway else "allocateIPWithIndex"
@@ -190,7 +302,7 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     return RangeSet((found,), fixed=asked.gateway and not pool.prefix)
 
 
-def _requested(pool: NodePool, where: str, address: int) -> Range:
+def _requested_range(pool: NodePool, where: str, address: int) -> Range:
     network = pool.prefix_at(address)
     if address == pool.gateway_of(network):
         raise invalid_config(f"{text(address)} is the gateway of {pool.key}, which no pod gets")
@@ -210,8 +322,7 @@ def _requested(pool: NodePool, where: str, address: int) -> Range:
 
 @lru_cache(128)
 def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None) -> Range:
-    """What a node may hand out of a pool: addresses for pods, the gateways, or of each prefix the
-    address of index `at`."""
+    """The node's addresses for pods, or the gateways, or those of index `at` in each prefix."""
     holes = merged(map(parse_interval, (*pool.excluded, *pool.others)))
     usable = list[Interval]()
     for network in prefixes_of(pool):
@@ -230,7 +341,6 @@ def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None)
 def _range(
     pool: NodePool, usable: Sequence[Interval], *, is_gateway: bool = False, where: str = ""
 ) -> Range:
-    """A range of these addresses, sorted."""
     network = pool.subnet
     first, last = usable[0] if len(usable) == 1 else (network.address, network.last)
     return PoolRange(
@@ -246,8 +356,8 @@ def _range(
 
 
 def prefixes_of(pool: NodePool) -> Iterator[Network]:
-    """The networks of which a node leases addresses: all of an IPPool; of a CIDRPool its own one,
-    or the lowest that are no other node's."""
+    """The networks of which a node leases addresses: the whole of an IPPool; the node's own network
+    of a CIDRPool, or the lowest that no other node has."""
     whole = pool.subnet
     if pool.own or not pool.prefix:
         return iter((parse_interface(pool.own)[1] if pool.own else whole,))
@@ -261,13 +371,13 @@ def prefixes_of(pool: NodePool) -> Iterator[Network]:
 
 
 def hosts_of(network: Network) -> Interval:
-    """Which addresses of a network hosts have: not the network's, and in IPv4 no broadcast."""
+    """The addresses of hosts in a network: without the first, and in IPv4 without broadcast."""
     if network.prefix >= 127:
         return Interval(network.address, network.last)
     return Interval(network.address + 1, network.last - (family(network.address) == 4))
 
 
 def _hosts_of(pool: NodePool, network: Network) -> Interval:
-    """The same of what a node leases: of a large prefix, its beginning."""
+    """The addresses of hosts that a node leases: the beginning of a large prefix."""
     first, last = hosts_of(network)
     return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)

@@ -1,1 +1,1 @@
-"""The address store of one node: SQLite under a file lock."""
+"""The store of one node: reservations and leased blocks, in SQLite under a file lock."""

@@ -1,12 +1,12 @@
-"""Blocks of a cluster's addresses that this node leases: rows of the store beside reservations.
+"""Blocks of a cluster's addresses that this node leases: rows of the store next to reservations.
 
-A row is written before the first address of the block is handed out, and is marked as `returning`
-before the lease is given back. `ipam.leases` says when; the store only keeps it.
+A row is written before the first address of the block is handed out, and is marked `returning`
+before the lease is given back (`ipam.leases`).
 
-A node that has vanished without a proof that it is off may be cut off, with its pods running. So
-the controller does not free its blocks, but lets go of them: whoever takes one over has each of its
-addresses probed before the first use. The main plugin of a pod does that, on the pod's interface,
-before the addresses are set there.
+A node that vanished without a proof that it is off may be cut off, with its pods still running. The
+controller drains its blocks instead of freeing them. The next holder probes each address of such a
+block before its first use. The pod's main plugin does this on the pod's interface, before it sets
+the address.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,13 @@ from ipam.ranges import is_within, merged, outside
 from ipam.store.reservations import Reservation
 
 State = Literal["usable", "draining", "unconfirmed", "returning", "lost"]
-"""`draining`: the pool is, so there are no new hand-outs. `unconfirmed`: the API server shows that
-this store lacks changes. `returning`: the lease is being given back. `lost`: it is another's."""
+"""`draining`: the pool is draining, so nothing is handed out. `unconfirmed`: the API server shows
+that this store lacks changes. `returning`: the lease is being given back. `lost`: another node has
+the lease."""
 
 
 class Instance(NamedTuple):
-    """Who the API server knows this store as. `machine` is where the name was made."""
+    """The store's identity at the API server. `machine` is where the identity was made."""
 
     id: str
     machine: str
@@ -33,12 +34,12 @@ class Instance(NamedTuple):
 class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
-    `domains` are those of the store (`ranges.domain_of`) whose addresses it may give out: those of
-    the pools in `space`. What is `kept_out` (sorted) no node may hand out.
-    It was last `confirmed` at that time of CLOCK_BOOTTIME in `boot`, and hands out addresses for
-    `max_offline` seconds from then. `sticky` names the pod that the block is for
-    (`ipam.leases.sticky`), "" for any. Each address in `unprobed` is probed before its first use,
-    as a lost machine may use it; for those in `answered` one does. Both are sorted.
+    The block gives out addresses for `domains` (`ranges.domain_of`), the domains of the pools in
+    `space`. No node hands out addresses in `kept_out`. The lease was `confirmed` at that time of
+    CLOCK_BOOTTIME in `boot`, and is good for `max_offline` seconds from then. `sticky` names the
+    one pod that the block is for (`ipam.leases.sticky`); "" means any. Addresses in `unprobed` are
+    probed before their first use, since a lost machine may use them. Another machine answered for
+    addresses in `answered`. All intervals are sorted.
     """
 
     name: str
@@ -59,12 +60,10 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interval(self) -> Interval:
-        """Its addresses."""
         return Interval(self.first, self.last)
 
     @property
     def parts(self) -> tuple[Interval, ...]:
-        """Those of its addresses that may be handed out."""
         holes = self.kept_out
         if self.answered:
             holes = merged((*holes, *self.answered))
@@ -72,22 +71,20 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """How many addresses it has."""
         return self.last - self.first + 1
 
     def is_confirmed(self, boot: str, now: float) -> bool:
-        """Whether it may hand out addresses to new pods at that time of CLOCK_BOOTTIME. A
-        confirmation of another boot counts for nothing."""
+        """Whether the block may give addresses to new pods at `now` (CLOCK_BOOTTIME). Confirmations
+        of other boots do not count."""
         is_recent = self.boot == boot and 0 <= now - self.confirmed < self.max_offline
         return self.state == "usable" and is_recent
 
     def is_to_probe(self, reservation: Reservation) -> bool:
-        """Whether this use of one of its addresses is the first."""
         is_here = reservation.domain in self.domains
         return is_here and is_within(parse(reservation.address), self.unprobed)
 
     def probed(self, seen: Iterable[Interval], answered: Iterable[Interval]) -> "LeasedBlock":
-        """The block when addresses were `seen` by probes, and machines `answered` for some."""
+        """The block after probes of `seen`. Other machines `answered` for some addresses."""
         holes = merged(seen)
         return msgspec.structs.replace(
             self,

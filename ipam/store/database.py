@@ -1,7 +1,6 @@
-"""The database file of the store: open, in a transaction, written back; what failures mean.
+"""Opens the store's database, runs transactions in it, and explains failures.
 
-SQLite's WAL keeps a transaction whole or drops it, wherever a process dies. What is in it, and when
-an address is taken, is in `tables`.
+SQLite's WAL keeps or drops a transaction as a whole, wherever a process dies.
 """
 
 import sqlite3
@@ -14,21 +13,51 @@ from msgspec import Meta
 
 from cni.spec.errors import CNIError, Code
 from ipam.store.block_rows import Instance
-from ipam.store.schema import SCHEMA, UNREADABLE, VERSION, Damage, OtherVersion
 
 DATABASE = "reservations.db"
 WAL = f"{DATABASE}-wal"
 BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite appends to a database's name for the files that it keeps beside it."""
+"""Suffixes of the files that SQLite keeps next to a database."""
+
+VERSION = 1
+META = "CREATE TABLE meta (id INTEGER PRIMARY KEY, store TEXT, seq INTEGER)"
+RESERVATION = """CREATE TABLE reservation (domain TEXT, address BLOB, range TEXT, network TEXT,
+    container_id TEXT, ifname TEXT, namespace TEXT, pod TEXT, uid TEXT, boot TEXT, since INTEGER,
+    segment TEXT, PRIMARY KEY (domain, address)) WITHOUT ROWID"""
+RUN = """CREATE TABLE run (domain TEXT, first BLOB, last BLOB,
+    PRIMARY KEY (domain, first)) WITHOUT ROWID"""
+INDEXES = (
+    "CREATE INDEX by_attachment ON reservation (network, container_id, ifname)",
+    "CREATE INDEX by_boot ON reservation (boot)",
+    "CREATE INDEX by_name ON reservation (namespace, pod) WHERE pod != ''",
+    "CREATE INDEX by_uid ON reservation (uid) WHERE uid != ''",
+    "CREATE INDEX by_segment ON reservation (segment, address) WHERE segment != ''",
+)
+BLOCK = """CREATE TABLE block (name TEXT PRIMARY KEY, first BLOB, last BLOB, unprobed INTEGER,
+    content TEXT) WITHOUT ROWID"""
+LESSEE = "CREATE TABLE lessee (id INTEGER PRIMARY KEY, instance TEXT, machine TEXT)"
+SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
+
+
+class Damage(Exception):
+    """The store does not hold what was written. The text says what was found."""
+
+
+class OtherVersion(Damage):
+    """Another version of this program wrote the store."""
+
+
+UNREADABLE = (Damage, sqlite3.Error, UnicodeDecodeError)
+"""Errors of a damaged database. sqlite3 quotes what it could not parse (UnicodeDecodeError)."""
 
 FAILURES = (*UNREADABLE, OSError, MemoryError)
-"""What the use of a store raises where the system refuses, or where the files are damaged."""
+"""Errors of a store: the system refuses an operation, or the files are damaged."""
 
 UNCHANGED = "nothing was changed"
 UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
 
-_BUSY_TIMEOUT = 100  # milliseconds; only programs that are not ours use no lock of ours
-_MOST_PAGES = 2048  # of the WAL, before a commit writes it back: 8 MiB, some 300 transactions
+_BUSY_TIMEOUT = 100  # milliseconds; only foreign programs ignore our lock
+_MOST_PAGES = 2048  # pages of the WAL before it is written back: 8 MiB, some 300 transactions
 _SEEN_LIMIT = 200  # characters
 _REMEDY = (
     "see that the file system is mounted, writable and not full, and that the process may open "
@@ -37,20 +66,15 @@ _REMEDY = (
 
 
 class StoreMeta(NamedTuple):
-    """The store's identity, and how many transactions it has had."""
-
     store: str
     seq: Annotated[int, Meta(ge=0, le=1 << 60)]
 
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
-    """Open an existing database, and read only as much as shows that this works.
-
-    Unless it is `shared` with other processes, there is no shared memory: it would need room on the
-    disk, and a truncated file would end the process (SIGBUS).
-    """
+    """Open an existing database, and read only enough to see that this works. Without `shared`,
+    SQLite uses no shared memory: it needs room on the disk, and a truncated file would end the
+    process (SIGBUS)."""
     uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
-    # One thread at a time uses the connection.
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
     )
@@ -88,7 +112,6 @@ def create(path: Path, meta: StoreMeta, lessee: Instance | None) -> None:
 
 
 def has_content(path: Path) -> bool:
-    """Whether there is a file with anything in it."""
     try:
         return path.stat().st_size > 0
     except FileNotFoundError:
@@ -96,20 +119,17 @@ def has_content(path: Path) -> bool:
 
 
 def remove(database: Path) -> None:
-    """Remove a database and the files that SQLite keeps beside it."""
+    """Remove a database and SQLite's other files for it."""
     for suffix in ("", *BESIDE):
         database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
 
 
 class Database:
-    """An open database. Raises sqlite3.Error and Damage.
-
-    Who writes holds the store's lock. A database that stays open (`kept`) between transactions is
-    shared with other processes; `is_shared` says whether that succeeded.
-    """
+    """An open database. Raises sqlite3.Error and Damage. A writer holds the store's lock. A
+    database that stays open (`kept`) between transactions is shared with other processes.
+    `is_shared` says whether sharing succeeded."""
 
     def __init__(self, path: Path, *, kept: bool = False) -> None:
-        """Open an existing database and read its identity."""
         self.meta: StoreMeta
         self._path = path
         self._kept = kept
@@ -120,7 +140,7 @@ class Database:
             self.is_shared = self._kept
             self.connection = connect(self._path, shared=self.is_shared)
         except sqlite3.OperationalError:
-            # Alone: another process keeps it open. Shared: there is no room for shared memory.
+            # Not shared: another process keeps it open. Shared: shared memory finds no room.
             self.is_shared = not self._kept
             self.connection = connect(self._path, shared=self.is_shared)
         try:
@@ -140,30 +160,25 @@ class Database:
         self.connection.close()
 
     def abandon(self) -> None:
-        """Close the database as a kill would: what is in the WAL stays there."""
+        """Close the database as a kill would: the WAL is not written back."""
         # sqlite3_interrupt() ends the checkpoint of a close before its first page.
         self.connection.interrupt()
         self.connection.close()
 
     def look(self) -> None:
-        """Begin to read, at one state of the database: SQLite locks once for all that follows.
-
-        `change` makes a transaction that writes of it, `end` ends it without.
-        """
+        """Begin to read one state. `end` ends this, or `change` turns it into a write."""
         self._execute("BEGIN")
         self._read_meta()
 
     def end(self) -> None:
-        """End what `look` began, if nothing was written."""
+        """End a `look` without a write."""
         if self.connection.in_transaction:
             self._execute("COMMIT")
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """What the block writes is one transaction, and is counted.
-
-        CNIError if it failed and may have been made all the same; another failure made nothing.
-        """
+        """Write in one transaction, which is counted. Raises CNIError if the transaction failed and
+        may still be in the database. After any other error nothing was changed."""
         seq = self.meta.seq
         try:
             if not self.connection.in_transaction:
@@ -181,11 +196,9 @@ class Database:
         self._execute("COMMIT")
 
     def _was_undone(self, seq: int) -> bool:
-        """After a failure: whether the database has nothing of the transaction.
-
-        SQLite may have rolled it back. It may also have written all of it before it ran out of
-        memory: opened again, the database is what a later process sees. False also if that fails.
-        """
+        """Whether the database has nothing of the transaction, after a failure. SQLite may have
+        rolled it back. It may also have written all of it before it ran out of memory. The database
+        is opened again, to see what a later process will see. False if that fails."""
         try:
             self.abandon()
             self._open()
@@ -211,7 +224,7 @@ class Database:
 
 
 def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
-    """What one of FAILURES means for the store in `directory`; `outcome` is what came of it."""
+    """The CNIError for one of FAILURES; `outcome` is the state of the change."""
     if isinstance(error, OtherVersion):
         return CNIError(
             Code.STORE_DAMAGED,
@@ -236,8 +249,8 @@ def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CN
 
 
 def shows_damage(error: BaseException | None, directory: Path) -> bool:
-    """Whether the files cannot be trusted after it. Then they are left as they are: the close of a
-    database would write its WAL back."""
+    """Whether the files cannot be trusted after this error. Such files must stay unchanged, and
+    closing a database would write its WAL back."""
     if isinstance(error, CNIError):
         return error.code == Code.STORE_DAMAGED
     if not isinstance(error, FAILURES):
@@ -263,7 +276,7 @@ def _explained_sqlite(error: sqlite3.Error, directory: Path, outcome: str) -> CN
 
 
 def _damaged(directory: Path, seen: str, outcome: str) -> CNIError:
-    """The error for a store that cannot be trusted. SQLite quotes what it saw, in many lines."""
+    """The error for a damaged store. SQLite quotes what it read, in many lines."""
     line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
     return CNIError(
         Code.STORE_DAMAGED,

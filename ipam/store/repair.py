@@ -1,11 +1,9 @@
 """Checks the store of a node, and builds it again.
 
-What outlives a store that is damaged, lost or an older copy are the journal of attachments, the
-addresses that interfaces have in network namespaces, and the leases on the API server. A store that
-is built again has what is attached by the journal. What an interface has beside that is handed out
-to nobody (`in_use`). Blocks come back from the API server (`leases.confirmation`), if the damaged
-file still says who leased them: no other row of it is read. The files that were there are kept as
-`*.damaged-<time>`.
+A new store is filled from the journal of attachments. Addresses that interfaces have in network
+namespaces and the journal lacks are given to no pod (`in_use`). Blocks come back from the API
+server (`leases.confirmation`) if the damaged file still names the lessee, which is the only row
+read from it. The damaged files are kept as `*.damaged-<time>`.
 """
 
 import os
@@ -28,6 +26,7 @@ from ipam.store.block_rows import Instance
 from ipam.store.database import (
     BESIDE,
     DATABASE,
+    UNREADABLE,
     WAL,
     StoreMeta,
     connect,
@@ -36,7 +35,6 @@ from ipam.store.database import (
     remove,
 )
 from ipam.store.reservations import Reservation, unnamed
-from ipam.store.schema import UNREADABLE
 from ipam.store.snapshot import Noted, StoreLock, locked, snapshot
 from ipam.store.tables import Tables
 
@@ -45,8 +43,7 @@ Say = Callable[[str], None]
 
 
 class LivingAddress(NamedTuple):
-    """An address that an interface in a living network namespace has; `inode` is the namespace's,
-    `namespace` a path of it."""
+    """An interface's address in a living network namespace, with its path and inode."""
 
     address: str
     ifname: str
@@ -55,7 +52,6 @@ class LivingAddress(NamedTuple):
 
     @property
     def lasts(self) -> bool:
-        """Whether the namespace is still there."""
         try:
             return os.stat(self.namespace).st_ino == self.inode  # noqa: PTH116 - cheaper
         except OSError:
@@ -63,11 +59,9 @@ class LivingAddress(NamedTuple):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What the attachments' journal and the kernel have in this `boot`.
-
-    `journal` are the addresses of attachments. `begun` are the times (since 1970) at which ADDs
-    began whose addresses the journal does not have yet. `unseen` are what could not be looked at.
-    """
+    """The addresses by the attachments' journal and by the kernel, in this `boot`. `journal` has
+    the addresses of attachments. `begun` are the start times (since 1970) of ADDs whose addresses
+    are not in the journal yet. `unseen` names the attachments that could not be looked at."""
 
     boot: str = ""
     journal: tuple[Reservation, ...] = ()
@@ -77,22 +71,22 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 FactsOf = Callable[[], NodeFacts]
-"""Looks at the node."""
+"""Reads the facts of the node."""
 
 
 class AddressesInUse:
-    """Addresses that interfaces have and nothing reserves: no pod gets them meanwhile."""
+    """Addresses that interfaces have and no attachment reserved. No pod gets them."""
 
     def __init__(self, found: Iterable[LivingAddress] = ()) -> None:
         every = sorted((parse(each.address), each) for each in found)
-        self._addresses = [address for address, _ in every]
+        self.addresses = [address for address, _ in every]
         self._found = [each for _, each in every]
 
     def within(self, range_: Range) -> Iterator[LivingAddress]:
-        """Those that the range would hand out."""
-        first = bisect_left(self._addresses, range_.first)
-        last = bisect_right(self._addresses, range_.last)
-        for address, each in zip(self._addresses[first:last], self._found[first:last], strict=True):
+        """The addresses that the range would hand out."""
+        first = bisect_left(self.addresses, range_.first)
+        last = bisect_right(self.addresses, range_.last)
+        for address, each in zip(self.addresses[first:last], self._found[first:last], strict=True):
             if range_.allows(address):
                 yield each
 
@@ -101,10 +95,8 @@ _NO_FACTS = NodeFacts()
 
 
 def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
-    """Whether the store is sound, and has what the attachments' journal has.
-
-    Changes nothing, and holds up no call; `say` gets what is wrong.
-    """
+    """Whether the store is sound and has the addresses of the attachments' journal. Changes nothing
+    and holds up no call. Passes each problem to `say`."""
     try:
         with snapshot(directory) as tables:
             if tables is not None:
@@ -119,26 +111,22 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
     for living in free:
         say(
             f"{living.address} on {living.ifname} in {living.namespace} is in a range and not "
-            "reserved: if it is on the same link, exclude it, or have it given to nobody with "
+            "reserved: if it is on the same link, exclude it, or keep it from pods with "
             "`podfabric ipam fsck --rebuild`"
         )
     return not missing
 
 
 def rebuild(directory: Path, say: Say) -> None:
-    """Set the store's files aside, by hand: whoever opens it next looks at the node. CNIError 5,
-    11."""
+    """Set the store's files aside. The next opening fills a new store. CNIError 5 or 11."""
     with locked(directory) as lock:
         replace(directory, lock, say)
 
 
 def replace(directory: Path, lock: StoreLock, say: Say) -> None:
-    """Set the store's files aside, and put an empty database of the same lessee in place.
-
-    The caller holds the lock, and has no file open. After a kill the damaged files are still there,
-    or the new one is.
-    """
-    lock.note(lock.noted()._replace(lost=True))  # known to who comes after a kill
+    """Set the store's files aside, and put an empty database of the same lessee in place. The
+    caller holds the lock, and has no file open. A kill leaves the old or the new files."""
+    lock.note(lock.noted()._replace(lost=True))  # for the next process after a kill
     meta, lessee = None, None
     if has_content(directory / DATABASE) or has_content(directory / WAL):
         aside = _unused_aside(directory / DATABASE)
@@ -154,7 +142,6 @@ def replace(directory: Path, lock: StoreLock, say: Say) -> None:
 
 
 def new_store() -> StoreMeta:
-    """The identity of a store that nobody knows yet."""
     return StoreMeta(uuid.uuid4().hex, 0)
 
 
@@ -170,17 +157,15 @@ def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> No
             database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
         temporary.replace(database)
     except BaseException:
-        with suppress(OSError):  # it would take the room that is lacking
+        with suppress(OSError):  # it takes room on a full disk
             remove(temporary)
         raise
     sync_directory(database.parent)
 
 
 def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
-    """Put into the store what attachments have by the journal and the store lacks.
-
-    Then, or if something was `lost`, the API server must confirm all blocks: a lease may be over.
-    """
+    """Add the journal's reservations that the store lacks. If there are any, or changes were
+    `lost`, the API server must confirm all blocks again: a lease may have ended."""
     missing = absent(tables, facts)
     if missing or lost:
         with tables.change():
@@ -191,8 +176,7 @@ def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
 
 
 def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
-    """What attachments have by the journal and the store lacks; of two for an address, that of this
-    boot."""
+    """The journal's reservations that the store lacks; of two for an address, that of this boot."""
     missing: dict[tuple[str, str], Reservation] = {}
     for entry in sorted(facts.journal, key=lambda entry: entry.boot == facts.boot):
         attachment = entry.attachment
@@ -205,20 +189,19 @@ def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
 
 
 def unreserved(tables: Tables, facts: NodeFacts) -> list[LivingAddress]:
-    """The living addresses that no attachment has reserved."""
     reserved = tables.addresses() if facts.living else set()
     return [each for each in facts.living if parse(each.address) not in reserved]
 
 
 def _in_ranges(tables: Tables, living: Iterable[LivingAddress]) -> list[LivingAddress]:
-    """Those that are in a range that a reservation is from."""
+    """The addresses in a range that has reservations."""
     ranges = [parse_interface(cidr)[1] for _, cidr in tables.ranges()]
     networks = [network for network in ranges if network.prefix < 128]
     return [each for each in living if any(parse(each.address) in network for network in networks)]
 
 
 def _identity(path: Path) -> tuple[StoreMeta | None, Instance | None]:
-    """Of a damaged database that no other process uses: which store it is, and who leases."""
+    """The identity and the lessee of a damaged database that no other process uses."""
     try:
         connection = connect(path)
     except UNREADABLE:
@@ -227,12 +210,12 @@ def _identity(path: Path) -> tuple[StoreMeta | None, Instance | None]:
         meta = _row(connection, "SELECT store, seq FROM meta", StoreMeta)
         return meta, _row(connection, "SELECT instance, machine FROM lessee", Instance)
     finally:
-        connection.interrupt()  # the close is not to write the WAL back
+        connection.interrupt()  # or the close would write the WAL back
         connection.close()
 
 
 def _row(connection: sqlite3.Connection, statement: str, shape: type[T]) -> T | None:
-    """None if it cannot be read."""
+    """The first row of the statement; `None` if it cannot be read."""
     try:
         return msgspec.convert(connection.execute(statement).fetchone(), shape)
     except (*UNREADABLE, msgspec.ValidationError):
@@ -240,7 +223,7 @@ def _row(connection: sqlite3.Connection, statement: str, shape: type[T]) -> T | 
 
 
 def _unused_aside(path: Path) -> Path:
-    """A name beside `path` for what is kept of it: `<name>.damaged-<time>`."""
+    """A new name next to `path` for the damaged file: `<name>.damaged-<time>`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     first = path.with_name(f"{path.name}.damaged-{stamp}")
     candidates = (first.with_name(f"{first.name}.{number}") for number in range(1, 1000))

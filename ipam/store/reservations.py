@@ -1,4 +1,4 @@
-"""Who holds which address: the words. The store of one node is `sqlite_store`."""
+"""The terms of the store: owners, reservations, grants, and the errors about them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,20 +10,17 @@ from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range
 
 UNNAMED = " imported"
-"""The network of what was imported from a store that knows none: no network has this name, since it
-begins with a space. Container and interface tell which attachment it is."""
+"""The network of reservations from a store without network names. The leading space keeps it apart
+from real names. Container and interface identify the attachment."""
 
 
 def unnamed(attachment: Attachment) -> Attachment:
-    """The attachment as an import has it that knew no network."""
+    """The attachment under which an import without network names reserved its addresses."""
     return Attachment(UNNAMED, attachment.container_id, attachment.ifname)
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """How many addresses a pod and its namespace may have on this node, by rules of the policy.
-
-    None is without a limit.
-    """
+    """How many addresses a pod and its namespace may have on this node. `None` means any number."""
 
     of_pod: int | None = None
     of_namespace: int | None = None
@@ -31,10 +28,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """An attachment, and the pod it is made for as far as the runtime named it.
-
-    `quota` is that of the pod and its namespace; None without a limit.
-    """
+    """An attachment, its pod as far as the runtime named it, and the pod's quota."""
 
     attachment: Attachment
     pod: Pod = Pod()
@@ -42,12 +36,11 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """An address held by an attachment: a row of the store, and an entry of `list`. The fields are
-    in the order of the columns.
+    """An address held by an attachment. The fields are in the order of the columns.
 
-    `domain` is where the address is unique, `range` the network it was taken from (CIDR),
-    `boot` the boot in which it was taken, `since` seconds since 1970. `segment` is the link that
-    it is used on, "" if that is unknown: all on the same segment can hear each other.
+    `domain` is where the address is unique, `range` the network it was taken from (CIDR), `boot`
+    the boot in which it was taken, `since` seconds since 1970. `segment` is the link it is used on,
+    "" if unknown: all hosts on one segment can hear each other.
     """
 
     domain: str
@@ -65,22 +58,21 @@ class Reservation(msgspec.Struct, frozen=True):
 
     @property
     def attachment(self) -> Attachment:
-        """The holder as the runtime knows it."""
         return Attachment(self.network, self.container_id, self.ifname)
 
     @property
     def holder(self) -> str:
-        """The holder in an error: the pod where it is known, and always the attachment."""
+        """The holder for an error: the attachment, and the pod if it is known."""
         pod = f"pod {self.pod_name}, " if self.pod else ""
         return f"{pod}{self.attachment}"
 
     @property
     def pod_name(self) -> str:
-        """`namespace/name`, or as much of it as the runtime said."""
+        """`namespace/name`, or the part that the runtime sent."""
         return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
 
     def is_of(self, pod: Pod) -> bool:
-        """Whether the pod holds it. By uid if both have one, else by namespace and name."""
+        """Whether the pod holds it: by uid if both have one, else by namespace and name."""
         if self.uid and pod.uid:
             return self.uid == pod.uid
         # A name alone does not identify a pod: podman and bare CNI_ARGS send one for everything.
@@ -89,10 +81,8 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class AddressTaken(CNIError):
-    """A requested address is in use. The text is for the caller.
-
-    `holder` is for the operator alone: it may be another tenant's pod.
-    """
+    """A requested address is in use. The caller sees the message. `holder` is for the operator
+    alone, since it may be another tenant's pod."""
 
     def __init__(self, message: str, holder: str = "") -> None:
         super().__init__(Code.ADDRESS_TAKEN, message)
@@ -100,21 +90,21 @@ class AddressTaken(CNIError):
 
 
 class AddressInUse(CNIError):
-    """Another machine on the link has addresses that were about to be set. `answers` gives its
-    hardware address for each."""
+    """Another machine on the link has addresses that a pod was about to get. `answers` maps each
+    address to that machine's hardware address."""
 
     def __init__(self, answers: Mapping[str, str]) -> None:
         listed = ", ".join(f"{address} ({who})" for address, who in answers.items())
         super().__init__(
             Code.TRY_AGAIN,
-            f"another machine on the link already has {listed}: no pod gets that: the next try "
-            "takes another address; find that machine by its hardware address: its node may be "
-            "lost and still run, or it is none of the cluster's: then exclude the address",
+            f"another machine on the link already has {listed}: the next try uses another "
+            "address; find that machine by its hardware address: it may be a lost node that still "
+            "runs; if it is not of the cluster, exclude the address",
         )
 
 
 class AddressUnprobed(CNIError):
-    """An address is set although another machine may use it: nothing could probe it."""
+    """An address is set without a probe, although another machine may use it."""
 
     def __init__(self, addresses: Sequence[str], why: str) -> None:
         super().__init__(
@@ -132,21 +122,16 @@ class ReservedAddress(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What one `reserve` did, in the order of its range sets: all that `undo` needs.
-
-    Another machine may use the addresses in `unprobed`: they are probed before they are set.
-    """
+    """The result of one `reserve`, in the order of its range sets: all that `undo` needs. Addresses
+    in `unprobed` must be probed before they are set."""
 
     granted: tuple[ReservedAddress, ...] = ()
     unprobed: tuple[str, ...] = ()
 
 
 class RangeUsage(msgspec.Struct, frozen=True):
-    """How full a range is, of the addresses that it may hand out.
-
-    `used` counts those that are held, from this range or from one that shares its `domain`, also
-    since an earlier boot.
-    """
+    """How full a range is, of the addresses that it may hand out. `used` counts all held addresses
+    of its `domain`, including those of earlier boots."""
 
     domain: str
     range: str

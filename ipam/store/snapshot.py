@@ -1,7 +1,7 @@
-"""The store's lock, and reading beside its writers.
+"""The store's lock, and reads next to its writers.
 
-Every transaction of a call holds the lock. Who only reads holds it while the database is opened and
-closed: SQLite keeps the state that was there at the start for as long as the reader wants.
+Every transaction of a call holds the lock. A reader holds the lock only while it opens and closes
+the database: SQLite keeps the state of the start for the reader.
 """
 
 import os
@@ -13,8 +13,7 @@ from typing import NamedTuple
 from base.locks import Busy, LockFile
 from base.paths import boot_id_of
 from cni.spec.errors import CNIError, Code
-from ipam.store.database import DATABASE, FAILURES, WAL, explained, has_content
-from ipam.store.schema import Damage
+from ipam.store.database import DATABASE, FAILURES, WAL, Damage, explained, has_content
 from ipam.store.tables import Tables
 
 LOCK = "lock"
@@ -24,7 +23,7 @@ _LENGTH = 80  # bytes of the line
 
 
 class Noted(NamedTuple):
-    """How many transactions the store has had, and whether it `lost` any in this boot."""
+    """How many transactions the store has had, and whether some were `lost` in this boot."""
 
     seq: int = 0
     lost: bool = False
@@ -34,8 +33,8 @@ class StoreLock(LockFile):
     """The lock of the store in `directory`.
 
     SQLite takes a cut WAL for a shorter one, and an older copy of the database for the database. So
-    the file of the lock has a line that counts, for this boot. It is written after a commit, in
-    place and not synced: a line that is behind, damaged or gone costs only this check.
+    the lock file has a line that counts transactions in this boot. The line is written after a
+    commit, in place and not synced. A line that is late, damaged or missing costs only this check.
     """
 
     def __init__(self, directory: Path, *, stay_open: bool = False) -> None:
@@ -49,14 +48,14 @@ class StoreLock(LockFile):
         )
 
     def noted(self) -> Noted:
-        """What the line says, to the holder of the lock."""
+        """Read the line. The caller holds the lock."""
         words = os.pread(self.descriptor, _LENGTH, 0).split()
         if len(words) != 3 or words[0] != _boot() or not words[1].isdigit():
             return Noted()
         return Noted(int(words[1]), words[2] == b"1")
 
     def note(self, noted: Noted) -> None:
-        """Replace the line. The holder of the lock does."""
+        """Replace the line. The caller holds the lock."""
         line = b"%b %d %d" % (_boot(), noted.seq, noted.lost)
         with suppress(OSError):
             os.pwrite(self.descriptor, line.ljust(_LENGTH - 1) + b"\n", 0)
@@ -76,7 +75,7 @@ def require_all(tables: Tables, noted: Noted) -> None:
 
 
 def take(lock: LockFile, directory: Path, timeout: float) -> None:
-    """Wait for the lock of the store in `directory`. CNIError 5 and 11."""
+    """Wait for the lock of the store in `directory`. Raises CNIError 5 or 11."""
     try:
         lock.acquire(timeout)
     except Busy:
@@ -93,10 +92,8 @@ def take(lock: LockFile, directory: Path, timeout: float) -> None:
 
 @contextmanager
 def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock]:
-    """Hold the lock of the store in `directory`; failures in the block become CNIErrors.
-
-    CNIError 5 and 112, and 11 if another process holds the lock for `timeout` seconds.
-    """
+    """Hold the lock of the store in `directory`. Failures in the block become CNIErrors. Raises
+    CNIError 5, 112, and 11 if another process holds the lock for `timeout` seconds."""
     lock = StoreLock(directory)
     take(lock, directory, timeout)
     try:
@@ -109,10 +106,8 @@ def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock
 
 @contextmanager
 def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables | None]:
-    """What the store in `directory` holds now, to be read; None if there is no store.
-
-    Other processes go on meanwhile. CNIError 5, 11 and 112.
-    """
+    """The present state of the store, to be read; `None` without a store. Other processes continue
+    meanwhile. Raises CNIError 5, 11 or 112."""
     if not directory.is_dir():
         yield None
         return
@@ -128,7 +123,7 @@ def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables 
             try:
                 require_all(tables, lock.noted())
                 tables.look()
-                if tables.is_shared:  # else nobody else could open it
+                if tables.is_shared:  # otherwise no other process could open it
                     held.close()
                 yield tables
                 tables.end()
@@ -143,7 +138,7 @@ def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables 
 
 
 def opened(directory: Path, *, kept: bool) -> Tables | None:
-    """The database below `directory`, None if there is none. Raises FAILURES."""
+    """The database below `directory`; `None` if there is none. Raises FAILURES."""
     if has_content(directory / DATABASE):
         return Tables(directory / DATABASE, kept=kept)
     if has_content(directory / WAL):

@@ -1,36 +1,33 @@
-"""The address store of one node: SQLite under a file lock. See `reservations` for the words.
+"""The address store of one node: SQLite under a file lock.
 
-Every method is one transaction on the files that a `StoreFiles` opens. CNIError is what it raises:
-5 if the system refuses, 11 if the lock is not free in time, 112 if the store is damaged.
+Every method is one transaction. Raises CNIError 5 if the system refuses an operation, 11 if the
+lock is not free in time, 112 if the store is damaged.
 """
 
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
-from ipam import address_policy
-from ipam.addresses import Interval, parse, text
-from ipam.ranges import Range, RangeSet
-from ipam.store import address_choice
-from ipam.store.address_choice import AddressChoice
-from ipam.store.link_conflicts import Others
-from ipam.store.reservations import Grant, Owner, RangeUsage, Reservation, ReservedAddress
+from ipam.addresses import Interval, Network, parse, parse_interface, text
+from ipam.ranges import Range, RangeSet, never_usable, of_network, size_of
+from ipam.store.address_choice import Chooser, exhaustion, held_in
+from ipam.store.database import Damage
+from ipam.store.reservations import Grant, Owner, RangeUsage, Reservation
 from ipam.store.store_files import StoreFiles
 from ipam.store.tables import Tables
-from ipam.store.usage import usage_of
 
 _WORTH_LOADING = 1000
+MOST = 256  # ranges in the metrics
 
 
 class SqliteStore:
-    """The reservations of this node.
-
-    `files` is the directory of the store, to be opened for each call, or an object that opens it.
-    `boot` is this boot's identity: a reservation of another boot is stale. Its pod may come back to
-    it until all of them are released: by a sweep, or where a range has no other address.
-    """
+    """The reservations of this node. `files` is the store's directory, which is opened for each
+    call, or an object that opens it. `boot` identifies this boot. Reservations of other boots are
+    stale: their pods may get them back until a sweep, or a full range, releases them all."""
 
     def __init__(
         self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
@@ -41,7 +38,6 @@ class SqliteStore:
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
         return self._files.directory
 
     def reserve(
@@ -54,11 +50,10 @@ class SqliteStore:
     ) -> Grant:
         """One address of each set for `owner`, to be used on `segment`: all or none.
 
-        None of them is one that another domain holds on the same segment, if that is known.
-        Raises CNIError 103 if the attachment holds addresses already, 110 if a set has no free
-        address, AddressTaken if a fixed address is held by someone else, and 121 if another
-        network holds an address on the segment that is in a range of `alone`, or if the owner's
-        quota does not allow as many.
+        No other domain holds one of them on the same segment. Raises CNIError 103 if the attachment
+        holds addresses already, 110 if a set has no free address, AddressTaken if a fixed address
+        is held by another owner, and 121 if another network holds an address of a range in `alone`
+        on the segment, or if the owner's quota is too small.
         """
         return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
 
@@ -70,28 +65,20 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """`reserve` of the sets that `seen` answers for what the store holds at that moment.
-
-        Nothing is reserved if it answers none.
-        """
+        """`reserve` from the sets that `seen` returns for the present tables, if any."""
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
                 return Grant()
+            chooser = Chooser(tables, owner, segment, self.boot, int(self._clock()))
             try:
-                choices = self._choose(tables, owner, sets, segment, alone)
+                granted = chooser.choose(sets, alone)
             except CNIError as error:
                 wants_room = error.code in (Code.NO_FREE_ADDRESS, Code.ADDRESS_TAKEN)
                 if not wants_room or not self._drop_stale(tables):
                     raise
-                choices = self._choose(tables, owner, sets, segment, alone)
-            address_policy.of_quota(tables, owner, choices, self.boot)
-            granted = tuple(
-                ReservedAddress(
-                    choice.range, self._reservation(owner, choice, segment), choice.replaced
-                )
-                for choice in choices
-            )
+                chooser = Chooser(tables, owner, segment, self.boot, int(self._clock()))
+                granted = chooser.choose(sets, alone)
             reservations = [reserved.reservation for reserved in granted]
             blocks = tables.unprobed()
             unprobed = tuple(
@@ -105,8 +92,7 @@ class SqliteStore:
     def settle_probes(
         self, silent: Collection[Reservation], answered: Collection[Reservation]
     ) -> None:
-        """Note that no other machine answered for the one addresses, and one did for the other:
-        those are not handed out any more."""
+        """Record the results of probes. Addresses in `answered` are not handed out any more."""
         with self._files.transaction() as tables:
             changed = []
             for block in tables.unprobed():
@@ -120,7 +106,7 @@ class SqliteStore:
                         tables.put_block(block)
 
     def undo(self, grant: Grant) -> None:
-        """Undo one `reserve`: put back what it replaced, and leave what has changed since."""
+        """Undo one `reserve`: restore what it replaced, and leave later changes alone."""
         with self._files.transaction() as tables:
             put, drop = [], []
             for reserved in grant.granted:
@@ -128,8 +114,8 @@ class SqliteStore:
                 held = tables.at(reservation.domain, parse(reservation.address))
                 if held != reservation:
                     continue
-                # A former sandbox of this boot was gone before its pod got a new one. Its DEL may
-                # have come already, and then no call would release the address again.
+                # An earlier sandbox of this boot is gone. Its DEL may have come already: then no
+                # call would release the address again.
                 if reserved.replaced is None or reserved.replaced.boot == self.boot:
                     drop.append(reservation)
                 else:
@@ -137,14 +123,13 @@ class SqliteStore:
             self._write(tables, put, drop)
 
     def release(self, attachment: Attachment) -> list[Reservation]:
-        """Free everything that the attachment holds, and return it."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
             self._write(tables, drop=held)
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """Free what attachments of `network` hold whose (container id, ifname) is not valid."""
+        """Free and return the network's addresses whose attachment is not in `valid`."""
         with self._files.transaction() as tables:
             dead = [
                 reservation
@@ -155,62 +140,58 @@ class SqliteStore:
         return dead
 
     def release_stale(self) -> list[Reservation]:
-        """Free and return reservations of earlier boots."""
         with self._files.transaction() as tables:
             return self._drop_stale(tables)
 
     def forget(self, reservation: Reservation) -> None:
-        """Free one address whose owner will not, for an operator.
-
-        CNIError 11 if it has another reservation by now.
-        """
+        """Free one address for an operator. CNIError 11 if its reservation has changed."""
         with self._files.transaction() as tables:
             if tables.at(reservation.domain, parse(reservation.address)) != reservation:
                 raise CNIError(
                     Code.TRY_AGAIN,
-                    f"{reservation.address} has changed hands meanwhile: nothing was released",
+                    f"{reservation.address} has another reservation now: nothing was released",
                 )
             self._write(tables, drop=[reservation])
 
     def revise(self, revised: Callable[[Tables], Sequence[Reservation]]) -> None:
-        """Replace reservations by those that `revised` answers for the same addresses."""
+        """Replace reservations by those that `revised` returns for the same addresses."""
         with self._files.transaction() as tables:
             new = revised(tables)
             old = [tables.at(each.domain, parse(each.address)) for each in new]
             self._write(tables, new, [each for each in old if each is not None])
 
     def held_by(self, attachment: Attachment) -> list[Reservation]:
-        """Everything that the attachment holds, lowest address first."""
+        """The attachment's reservations, lowest address first."""
         with self._files.transaction() as tables:
             held = tables.of_attachment(attachment)
         return sorted(held, key=lambda reservation: parse(reservation.address))
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """Why `reserve` of these sets would fail for a new owner; None if it would not."""
+        """Why `reserve` of these sets would fail for a new owner; `None` if it would not."""
         with self._files.handing_out() as tables:
             unused = self._files.unused(tables, sets)
-            full = _exhaustion(tables, unused)
+            full = exhaustion(tables, unused)
             if full is not None and self._drop_stale(tables):
-                full = _exhaustion(tables, unused)
+                full = exhaustion(tables, unused)
             return full
 
     def look(self, seen: Callable[[Tables], object]) -> None:
-        """Call `seen` with what the store holds at one moment. It changes nothing."""
+        """Call `seen` with the tables, which it must not change."""
         with self._files.transaction() as tables:
             seen(tables)
 
     def usage(self, asked: Sequence[Range]) -> list[RangeUsage]:
-        """How full these ranges are, and as whole networks others that reservations are from."""
+        """How full these ranges are, and the whole networks of other reserved ranges."""
         with self._files.snapshot() as tables:
             return [] if tables is None else usage_of(tables, asked)
 
     def reservations(self) -> list[Reservation]:
-        """Everything, by domain and address."""
         with self._files.snapshot() as tables:
             return [] if tables is None else list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> int:
-        """Add those that are not there yet, all or none; how many. CNIError 111 for conflicts."""
+        """Add the reservations that are missing, all or none; returns how many. CNIError 111 if
+        another holder has an address."""
         new: dict[tuple[str, str], Reservation] = {}
         conflicts = []
         with self._files.transaction() as tables:
@@ -232,49 +213,17 @@ class SqliteStore:
             self._write(tables, put=list(new.values()))
         return len(new)
 
-    def _choose(
-        self,
-        tables: Tables,
-        owner: Owner,
-        sets: Sequence[RangeSet],
-        segment: str,
-        alone: Sequence[Range],
-    ) -> list[AddressChoice]:
-        others = Others(tables, segment, self.boot)
-        others.require_absent(owner, alone)
-        return address_choice.choose(tables, owner, sets, self.boot, others)
-
     def _drop_stale(self, tables: Tables) -> list[Reservation]:
-        """No sandbox of this node outlives its boot."""
+        """Release reservations of other boots: no sandbox outlives its boot."""
         stale = tables.of_other_boots(self.boot)
         if stale:
             with tables.change():
                 tables.drop_other_boots(self.boot)
         return stale
 
-    def _reservation(self, owner: Owner, choice: AddressChoice, segment: str) -> Reservation:
-        return Reservation(
-            domain=choice.range.domain,
-            address=text(choice.address),
-            range=str(choice.range.network),
-            network=owner.attachment.network,
-            container_id=owner.attachment.container_id,
-            ifname=owner.attachment.ifname,
-            namespace=owner.pod.namespace,
-            pod=owner.pod.name,
-            uid=owner.pod.uid,
-            boot=self.boot,
-            since=int(self._clock()),
-            segment=segment,
-        )
-
     def _write(
-        self,
-        tables: Tables,
-        put: Sequence[Reservation] = (),
-        drop: Sequence[Reservation] = (),
+        self, tables: Tables, put: Sequence[Reservation] = (), drop: Sequence[Reservation] = ()
     ) -> None:
-        """Change the tables in one transaction."""
         if not put and not drop:
             return
         with tables.change():
@@ -287,23 +236,78 @@ class SqliteStore:
                 tables.load(put)
 
 
-def _exhaustion(tables: Tables, sets: Sequence[RangeSet]) -> str | None:
-    every = (address_choice.exhaustion(tables, each) for each in sets if not each.fixed)
-    return next((full for full in every if full is not None), None)
-
-
 def _interval(reservation: Reservation) -> Interval:
     address = parse(reservation.address)
     return Interval(address, address)
 
 
 def _is_same(held: Reservation, new: Reservation) -> bool:
-    """Whether the holder is the one to import: also if an import had no network, and has one now.
-
-    The pod may have a new sandbox since then.
-    """
+    """Whether the holder is the one to import. The import may lack the network's name, and the pod
+    may have a new sandbox since."""
     if held.attachment == new.attachment:
         return True
     is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
     is_pod = new.uid != "" and held.uid == new.uid
     return is_unnamed and (is_pod or held.container_id == new.container_id)
+
+
+class SeenRanges:
+    """The ranges of recent network configurations, for any thread."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._ranges: OrderedDict[tuple[object, ...], Range] = OrderedDict()
+
+    def see(self, sets: Iterable[RangeSet]) -> None:
+        """Remember the ranges of a network. Forgets the ranges that were not seen for longest."""
+        with self._lock:
+            for range_set in sets:
+                for range_ in range_set.ranges:
+                    key = (range_.domain, range_.network, range_.first, range_.last)
+                    self._ranges[key] = range_
+                    self._ranges.move_to_end(key)
+            while len(self._ranges) > self._most:
+                self._ranges.popitem(last=False)
+
+    def all(self) -> tuple[Range, ...]:
+        with self._lock:
+            return tuple(self._ranges.values())
+
+
+def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
+    """The usage of the ranges in `asked`, and of whole networks for other reserved ranges. With too
+    many ranges, those without a reservation are left out first. The cost is a step for each run of
+    taken addresses and a step of SQLite for each reservation."""
+    named = {(range_.domain, range_.network) for range_ in asked}
+    ranges = {(range_.domain, _spelling(range_)): range_ for range_ in asked}
+    for range_ in _others(tables, named):
+        ranges.setdefault((range_.domain, _spelling(range_)), range_)
+    counted = list[RangeUsage]()
+    for (domain, spelling), range_ in ranges.items():
+        used = held_in(tables, range_)
+        counted.append(RangeUsage(domain, spelling, used, size_of(range_.parts) - used))
+    shown = sorted(counted, key=lambda count: count.used == 0)[:MOST]
+    return sorted(shown, key=lambda count: (count.domain, count.range))
+
+
+def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
+    for domain, cidr in tables.ranges():
+        try:
+            network = parse_interface(cidr)[1]
+        except ValueError:
+            raise Damage(f"a reservation is from the range {cidr!r}") from None
+        if (domain, network) in named or network.prefix == 128:  # a single address
+            continue
+        first, last = of_network(network, use_all=network.prefix == 127)
+        yield Range(
+            network=network, first=first, last=last, excluded=never_usable(network), domain=domain
+        )
+
+
+def _spelling(range_: Range) -> str:
+    """`10.0.0.0/24`, or `10.0.0.5-10.0.0.99/24` for a part, as in a configuration."""
+    network = range_.network
+    if range_.first <= network.address + 1 and range_.last >= network.last - 1:
+        return str(network)
+    return f"{text(range_.first)}-{text(range_.last)}/{network.family_prefix}"

@@ -1,14 +1,14 @@
-"""The files of a store: who opens them, for how long, under which lock, and what is checked then.
+"""Opens a store's files, checks them, and closes them.
 
-An agent keeps them open between transactions, a process that does one call or command does not.
-The lock is held for a transaction only, so other processes use the store in between. SQLite makes
-what they commit visible here. It cannot see that a program that is not SQLite replaced or changed a
-file, so the files' status is compared before each transaction.
+An agent keeps them open between transactions. A process for one call or command does not. The lock
+is held for a transaction only. SQLite shows the commits of other processes, but cannot see that a
+file was replaced or changed by a program that is not SQLite. So the files' status is compared
+before each transaction.
 
-A process that hands out addresses knows how to look at the node (`facts`). When it opens the store
-for the first time, or another program has changed files, it checks the database. It builds a
-damaged one again (`fsck`). If changes were lost, it compares the store with what the node shows,
-and so does each process that opens it later in this boot.
+A process that hands out addresses can read the node's `facts`. It checks the database when it opens
+it for the first time, or after another program changed files, and builds a damaged one again
+(`repair`). If changes were lost, it compares the store with the facts, as does each process that
+opens it later in this boot.
 """
 
 import threading
@@ -23,22 +23,28 @@ from cni.spec.notes import note
 from ipam.addresses import parse
 from ipam.ranges import Range, RangeSet
 from ipam.store import repair, snapshot
-from ipam.store.database import DATABASE, FAILURES, WAL, explained, has_content, shows_damage
+from ipam.store.database import (
+    DATABASE,
+    FAILURES,
+    UNREADABLE,
+    WAL,
+    OtherVersion,
+    explained,
+    has_content,
+    shows_damage,
+)
 from ipam.store.repair import AddressesInUse, FactsOf, NodeFacts, Say
-from ipam.store.schema import UNREADABLE, OtherVersion
 from ipam.store.snapshot import LOCK_TIMEOUT, Noted, StoreLock, locked, require_all, take
 from ipam.store.tables import Tables
 
-SETTLE = 5.0  # seconds from a loss until what pods were given just before it can be seen on them
+SETTLE = 5.0  # seconds from a loss until all pods show their addresses
 _CLOSE_TIME = 2.0  # seconds
 
 
 class StoreFiles:
-    """The files of the store in `directory`, for one transaction at a time, of any thread.
-
-    `kept`: they stay open between transactions, until `close`. Without `facts` a damaged store is
-    an error, and a lost one is a new one.
-    """
+    """The files of the store in `directory`, for one transaction at a time, of any thread. `kept`:
+    they stay open between transactions, until `close`. Without `facts`, a damaged store is an
+    error, and a missing one is a new one."""
 
     def __init__(
         self,
@@ -60,7 +66,7 @@ class StoreFiles:
         self._tables: Tables | None = None
         self._files: _Versions = ((), ())
         self._closed = not kept
-        self._seq = 0  # how many transactions this process knows of
+        self._seq = 0  # the last transaction that this process saw
         self._unchecked = True
         self._has_looked = False
         self._in_use = AddressesInUse()
@@ -68,7 +74,7 @@ class StoreFiles:
 
     @contextmanager
     def transaction(self) -> Iterator[Tables]:
-        """The open database, locked. CNIError 5, 11 and 112."""
+        """The open database, locked. Raises CNIError 5, 11 or 112."""
         deadline = time.monotonic() + self._lock_timeout
         if not self._turn.acquire(timeout=self._lock_timeout):
             raise CNIError(
@@ -87,7 +93,7 @@ class StoreFiles:
                     self._count(tables)
                 except BaseException as error:
                     self._settle()
-                    self._close(error)  # this writes the WAL back: on a full disk it takes room
+                    self._close(error)  # this writes the WAL back, which takes room
                     raise
                 if self._closed or not tables.is_shared:
                     self._close()
@@ -100,18 +106,19 @@ class StoreFiles:
 
     @contextmanager
     def handing_out(self) -> Iterator[Tables]:
-        """`transaction`, for who hands out addresses. CNIError 11 too, soon after a loss."""
+        """`transaction`, to hand out addresses. Also raises CNIError 11 soon after a loss."""
         with self.transaction() as tables:
             if self._lost_at is not None:
                 self._settle_loss(tables, self._lost_at)
             yield tables
 
     def snapshot(self) -> AbstractContextManager[Tables | None]:
-        """See `snapshot.snapshot`: what the store holds now, to be read beside all transactions."""
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
-        """The sets without addresses that interfaces have and nobody has reserved."""
+        """The sets without addresses that interfaces have and no attachment reserved."""
+        if not self._in_use.addresses:
+            return sets
         ranges = [range_ for range_set in sets for range_ in range_set.ranges]
         found = [each for range_ in ranges for each in self._in_use.within(range_)]
         if not found:
@@ -120,20 +127,19 @@ class StoreFiles:
             self._in_use = AddressesInUse(repair.unreserved(tables, self._facts()))
         return [
             RangeSet(
-                tuple(self._unused(tables, range_) for range_ in range_set.ranges),
-                range_set.fixed,
+                tuple(self._unused(tables, range_) for range_ in range_set.ranges), range_set.fixed
             )
             for range_set in sets
         ]
 
     def _unused(self, tables: Tables, range_: Range) -> Range:
         addresses = [parse(each.address) for each in self._in_use.within(range_)]
-        # Its holder may have it again: who holds it has it by an import since then, say.
+        # An import may have reserved it since.
         free = [address for address in addresses if tables.at(range_.domain, address) is None]
         return range_.without(free)
 
     def _count(self, tables: Tables) -> None:
-        """Count what was committed, before the call answers."""
+        """Count the commits, before the call answers."""
         if tables.meta.seq > self._seq:
             self._seq = tables.meta.seq
             noted = self._lock.noted()
@@ -141,11 +147,9 @@ class StoreFiles:
                 self._lock.note(Noted(self._seq, noted.lost))
 
     def close(self) -> None:
-        """Close the files, and keep none open from here on.
-
-        A transaction that is still at work keeps them, as a killed one would. May be called again,
-        also when the directory is gone: it makes nothing there.
-        """
+        """Close the files, and keep none open from now on. A transaction that is still at work
+        keeps them, as a killed one would. Makes nothing if the directory is gone. May be called
+        again."""
         if self._closed:
             return
         self._closed = True
@@ -162,8 +166,8 @@ class StoreFiles:
         if self._tables is not None:
             now = self._versions()
             if now != self._files:
-                # Another process of ours adds to the WAL. It may also write it back: rarely.
-                self._unchecked = _is_other(self._files, now)
+                # Another process of ours adds to the WAL, and rarely writes it back.
+                self._unchecked = self._files[0] != now[0] or _is_another(self._files, now)
                 self._has_looked &= not self._unchecked
                 self._close()
         if self._tables is None:
@@ -177,16 +181,16 @@ class StoreFiles:
         return self._tables
 
     def _opened(self) -> Tables:
-        """The database, checked if that is due; built again if it is damaged and that is known."""
+        """The database, checked if a check is due, and built again if it is damaged."""
         noted = self._lock.noted()
         counted = noted._replace(seq=max(noted.seq, self._seq))
         if self._facts is None:
             tables = open_store(self.directory, kept=self.kept)
             self._checked(tables, lambda: require_all(tables, counted))
             return tables
-        # A WAL that a kill left may be of another copy of the database: the two make a mixture.
+        # A WAL that a kill left may belong to another copy of the database.
         is_suspect = noted.lost or self._seq > 0 or has_content(self.directory / WAL)
-        # What is noted before the act is known to who comes after a kill.
+        # Noted before the act, for the next process after a kill.
         lost = not has_content(self.directory / DATABASE) and self._is_known_to_journal()
         if lost:
             self._lock.note(Noted(noted.seq, lost=True))
@@ -195,7 +199,7 @@ class StoreFiles:
             if self._unchecked:
                 self._checked(tables, tables.verify if is_suspect else tables.verify_pages)
         except OtherVersion:
-            raise  # a rebuilt store would lack what only that program knows
+            raise  # a rebuilt store would lack that version's data
         except UNREADABLE as error:
             if not shows_damage(error, self.directory):
                 raise
@@ -216,22 +220,20 @@ class StoreFiles:
             raise
 
     def _is_known_to_journal(self) -> bool:
-        """Whether attachments of this boot have addresses although there is no store."""
+        """Whether the journal has addresses of this boot although the store is missing."""
         assert self._facts is not None
         facts = self._facts()
         return any(each.boot == facts.boot for each in facts.journal)
 
     def _look(self, tables: Tables, *, lost: bool) -> None:
-        """Compare the store with what the node shows.
-
-        If something was `lost` just now, pods may have been given addresses that do not show yet.
-        """
+        """Compare the store with the node's facts. After a loss just now, pods may have addresses
+        that the facts do not show yet."""
         assert self._facts is not None
         if lost:
             self._lost_at = time.time()
             self._report(
                 f"address store: changes were lost: no address is handed out for {SETTLE:g} s, "
-                "until what pods have shows"
+                "until the addresses of pods are visible"
             )
         self._compare(tables, self._facts(), lost=lost)
 
@@ -243,7 +245,7 @@ class StoreFiles:
         self._lock.note(Noted(self._seq, lost=True))
 
     def _settle_loss(self, tables: Tables, lost_at: float) -> None:
-        """Look at the node again after a loss. CNIError 11 as long as that is no proof."""
+        """Read the node's facts again after a loss. CNIError 11 while they may be incomplete."""
         why = "pods may have been given addresses that do not show yet"
         if self._facts is not None and time.time() - lost_at >= SETTLE:
             facts = self._facts()
@@ -254,7 +256,7 @@ class StoreFiles:
             why = "an ADD that began before that is not over"
             for unseen in facts.unseen[:1]:  # it may name another tenant's attachment
                 self._report(f"address store: not looked at: {unseen}")
-                why = "not all of the node could be looked at (the agent's log says what)"
+                why = "not all of the node could be looked at (see the agent's log)"
         raise CNIError(
             Code.TRY_AGAIN,
             f"the address store in {self.directory} lost changes and was built again: {why}: no "
@@ -262,18 +264,15 @@ class StoreFiles:
         )
 
     def _settle(self) -> None:
-        """Take the files' status after a transaction as ours, unless they are other files."""
+        """Record the files' status after a transaction, unless they are other files."""
         database, wal = self._versions()
         if not _is_another(self._files, (database, wal)):
             self._files = database, wal
 
     def _close(self, error: BaseException | None = None) -> None:
-        """Close the files, after `error` if there was one. A failure shows when they are opened
-        again.
-
-        Files that another program changed are not written to: the WAL may not be theirs. Nor are
-        damaged ones, which are read in full then.
-        """
+        """Close the files, after `error` if there was one. Files that another program changed are
+        not written to, since the WAL may not be theirs. Damaged files are not written to either,
+        and are read in full at the next opening."""
         tables, self._tables = self._tables, None
         if tables is None:
             return
@@ -292,10 +291,8 @@ class StoreFiles:
 
 
 def open_store(directory: Path, *, kept: bool = False) -> Tables:
-    """The database below `directory`, which is made if it is new; `kept` as for Tables.
-
-    The caller holds the lock and closes the database. Raises FAILURES.
-    """
+    """The database below `directory`, made if it is missing. Raises FAILURES. The caller holds the
+    lock and closes the database."""
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
         repair.build(directory / DATABASE, repair.new_store())
@@ -304,16 +301,11 @@ def open_store(directory: Path, *, kept: bool = False) -> Tables:
 
 
 _Versions = tuple[tuple[int, ...], tuple[int, ...]]
-"""Of the database and its WAL: see files.version."""
-
-
-def _is_other(left: _Versions, found: _Versions) -> bool:
-    """Whether more has changed than that another process of ours wrote to the WAL."""
-    return left[0] != found[0] or _is_another(left, found)
+"""`files.version` of the database and its WAL."""
 
 
 def _is_another(left: _Versions, found: _Versions) -> bool:
-    """Whether one of them is not the same file any more."""
+    """Whether one of the two is now another file."""
     return any(
         len(one) < 2 or one[:2] != other[:2]  # a missing file has no inode
         for one, other in zip(left, found, strict=True)

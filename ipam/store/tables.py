@@ -1,45 +1,34 @@
-"""What is in the database: reservations, the runs of taken addresses, and leased blocks.
+"""Reads and writes the tables: reservations, runs of taken addresses, leased blocks.
 
-The first two hold the same addresses in two forms, and are compared before an address is handed out
-or released: an address that is free among the runs must have no reservation. If the two differ,
-that is `Damage`.
+Reservations and runs hold the same addresses in two forms. They are compared before an address is
+handed out or released. `Damage` if they differ.
 """
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict, astuple
 
 from base.pod import Pod
 from cni.spec.attachment import Attachment
 from ipam.addresses import Interval, parse, text
 from ipam.store.block_rows import Instance, LeasedBlock
-from ipam.store.database import Database
+from ipam.store.database import Damage, Database
 from ipam.store.reservations import Owner, Reservation
-from ipam.store.schema import (
-    BLOCK_COLUMNS,
-    BLOCK_MARKS,
-    COLUMNS,
-    RESERVATION_MARKS,
-    Damage,
-    address_of,
-    block_of,
-    block_row,
-    key_of,
-    reservation_of,
-    reservation_row,
-    run_of,
-    run_row,
-    runs_of,
-)
+
+_COLUMNS = ", ".join(Reservation.__struct_fields__)
+_MARKS = ", ".join("?" * len(Reservation.__struct_fields__))
+_BLOCK_COLUMNS = "name, first, last, unprobed, content"
 
 
 class Tables(Database):
-    """The tables of an open database."""
-
-    # --- reading -----------------------------------------------------------------------------
+    """An open database with its tables."""
 
     def run_at(self, domain: str, address: int) -> Interval | None:
-        """The run that holds `address`, None if no run does."""
         run = self._run_up_to(domain, address)
         return run if run is not None and run.last >= address else None
 
@@ -51,20 +40,19 @@ class Tables(Database):
         for row in self._execute(
             "SELECT domain, first, last FROM run WHERE domain = ? AND first > ? "
             "AND first <= ? ORDER BY first",
-            (domain, key_of(interval.first), key_of(interval.last)),
+            (domain, _key_of(interval.first), _key_of(interval.last)),
         ):
-            yield run_of(row)
+            yield _run_of(row)
 
     def at(self, domain: str, address: int) -> Reservation | None:
-        """The reservation of `address`."""
         row = self._execute(
-            f"SELECT {COLUMNS} FROM reservation WHERE domain = ? AND address = ?",
-            (domain, key_of(address)),
+            f"SELECT {_COLUMNS} FROM reservation WHERE domain = ? AND address = ?",
+            (domain, _key_of(address)),
         ).fetchone()
-        return None if row is None else reservation_of(row)
+        return None if row is None else _reservation_of(row)
 
     def of_other_boots(self, boot: str) -> list[Reservation]:
-        """What was reserved in other boots than this one."""
+        """All reservations from other boots."""
         return [
             *self._indexed(
                 "INDEXED BY by_boot WHERE boot < ?", (boot,), lambda row: row.boot < boot
@@ -75,7 +63,6 @@ class Tables(Database):
         ]
 
     def of_attachment(self, attachment: Attachment) -> list[Reservation]:
-        """What the attachment holds, by domain and address."""
         return self._indexed(
             "INDEXED BY by_attachment WHERE network = ? AND container_id = ? AND ifname = ? "
             "ORDER BY domain, address",
@@ -84,17 +71,16 @@ class Tables(Database):
         )
 
     def of_network(self, network: str) -> list[Reservation]:
-        """What attachments of the network hold."""
         where = "INDEXED BY by_attachment WHERE network = ?"
         return self._indexed(where, (network,), lambda row: row.network == network)
 
     def of_pod(self, owner: Owner) -> list[Reservation]:
-        """What the owner's pod holds for the owner's network and ifname."""
+        """The pod's reservations for the owner's network and interface name."""
         of = owner.attachment.network, owner.attachment.ifname
         return [held for held in self.of_whole_pod(owner.pod) if (held.network, held.ifname) == of]
 
     def of_whole_pod(self, pod: Pod) -> list[Reservation]:
-        """What the pod holds on all its interfaces."""
+        """The pod's reservations on all its interfaces."""
         held: list[Reservation] = []
         if pod.uid:
             where = "INDEXED BY by_uid WHERE uid = ? AND uid != ''"
@@ -118,87 +104,81 @@ class Tables(Database):
         return int(count)
 
     def on_segment(self, segment: str, address: int) -> Iterator[tuple[int, str]]:
-        """The addresses from `address` on that are held on a segment, lowest first, each with the
-        domain; none on an unknown one ("")."""
+        """The addresses from `address` on that are held on a segment, lowest first, each with its
+        domain. An unknown segment ("") has none."""
         for key, domain in self._execute(
             "SELECT address, domain FROM reservation INDEXED BY by_segment "
             "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
-            (segment, key_of(address)),
+            (segment, _key_of(address)),
         ):
-            yield address_of(key), domain
+            yield _address_of(key), domain
 
     def in_domain(self, domain: str, address: int) -> Iterator[tuple[int, str]]:
-        """The addresses from `address` on that the domain holds, each with its range."""
+        """The addresses from `address` on that are held in the domain, each with its range."""
         for key, network in self._execute(
             "SELECT address, range FROM reservation WHERE domain = ? AND address >= ? "
             "ORDER BY address",
-            (domain, key_of(address)),
+            (domain, _key_of(address)),
         ):
-            yield address_of(key), network
+            yield _address_of(key), network
 
     def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
-        """Whether another network and domain hold some of `interval` on `segment`."""
+        """Whether another network and domain hold an address of `interval` on `segment`."""
         ((used,),) = self._execute(
             "SELECT EXISTS (SELECT 1 FROM reservation INDEXED BY by_segment WHERE segment = ? "
             "AND segment != '' AND address BETWEEN ? AND ? AND domain != ? AND network != ?)",
-            (segment, key_of(interval.first), key_of(interval.last), domain, network),
+            (segment, _key_of(interval.first), _key_of(interval.last), domain, network),
         ).fetchall()
         return bool(used)
 
     def all(self) -> Iterator[Reservation]:
-        """Every reservation, by domain and address."""
-        for row in self._execute(f"SELECT {COLUMNS} FROM reservation ORDER BY domain, address"):
-            yield reservation_of(row)
+        rows = self._execute(f"SELECT {_COLUMNS} FROM reservation ORDER BY domain, address")
+        return map(_reservation_of, rows)
 
     def within(self, domain: str, interval: Interval) -> Iterator[Reservation]:
-        """Every reservation of the interval in the domain, by address."""
-        for row in self._execute(
-            f"SELECT {COLUMNS} FROM reservation WHERE domain = ? AND address BETWEEN ? AND ? "
+        rows = self._execute(
+            f"SELECT {_COLUMNS} FROM reservation WHERE domain = ? AND address BETWEEN ? AND ? "
             "ORDER BY address",
-            (domain, key_of(interval.first), key_of(interval.last)),
-        ):
-            yield reservation_of(row)
+            (domain, _key_of(interval.first), _key_of(interval.last)),
+        )
+        return map(_reservation_of, rows)
 
     def addresses(self) -> set[int]:
-        """Every address that is held in some domain."""
-        return {address_of(key) for (key,) in self._execute("SELECT address FROM reservation")}
+        return {_address_of(key) for (key,) in self._execute("SELECT address FROM reservation")}
 
     def ranges(self) -> list[tuple[str, str]]:
-        """Domain and network of each range that a reservation is from, each once."""
+        """Domain and network of each range that has a reservation."""
         return self._execute(
             "SELECT DISTINCT domain, range FROM reservation ORDER BY domain, range"
         ).fetchall()
 
     def blocks(self) -> Iterator[LeasedBlock]:
-        """Every block, by name."""
-        for row in self._execute(f"SELECT {BLOCK_COLUMNS} FROM block ORDER BY name"):
-            yield _seen(row)
+        return map(_seen, self._execute(f"SELECT {_BLOCK_COLUMNS} FROM block ORDER BY name"))
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
         """The blocks that give out addresses of the interval in the domain, lowest first."""
         rows = self._execute(
-            f"SELECT {BLOCK_COLUMNS} FROM block WHERE first <= ? AND last >= ? ORDER BY first",
-            (key_of(interval.last), key_of(interval.first)),
+            f"SELECT {_BLOCK_COLUMNS} FROM block WHERE first <= ? AND last >= ? ORDER BY first",
+            (_key_of(interval.last), _key_of(interval.first)),
         )
         return [block for block in map(_seen, rows) if domain in block.domains]
 
     def block(self, name: str) -> LeasedBlock | None:
-        """The block of that name."""
-        row = self._execute(f"SELECT {BLOCK_COLUMNS} FROM block WHERE name = ?", (name,)).fetchone()
-        return None if row is None else _seen(row)
+        rows = self._execute(f"SELECT {_BLOCK_COLUMNS} FROM block WHERE name = ?", (name,))
+        return next(map(_seen, rows), None)
 
     def unprobed(self) -> list[LeasedBlock]:
-        """The blocks of which addresses are to be probed before their first use."""
-        rows = self._execute(f"SELECT {BLOCK_COLUMNS} FROM block WHERE unprobed ORDER BY name")
+        """The blocks with addresses that must be probed before their first use."""
+        rows = self._execute(f"SELECT {_BLOCK_COLUMNS} FROM block WHERE unprobed ORDER BY name")
         return list(map(_seen, rows))
 
     def instance(self) -> Instance | None:
-        """Who leases the blocks; None before the first lease."""
+        """The identity under which the store leases; `None` before the first lease."""
         row = self._execute("SELECT instance, machine FROM lessee").fetchone()
         return None if row is None else Instance(*row)
 
     def verify_pages(self) -> None:
-        """A tenth of `verify`: the structure. What else does not fit shows when it is used."""
+        """Check the structure alone, which takes a tenth of the time of `verify`."""
         self._require_ok("quick_check")
 
     def _require_ok(self, check: str) -> None:
@@ -207,32 +187,29 @@ class Tables(Database):
                 raise Damage(f"{check}: {answer}")
 
     def verify(self) -> None:
-        """Read all of the database. Damage, or sqlite3.Error, if anything in it does not fit."""
+        """Read the whole database. Raises Damage or sqlite3.Error."""
         self._require_ok("integrity_check")
         keys = self._execute("SELECT domain, address FROM reservation ORDER BY domain, address")
         runs = self._execute("SELECT domain, first, last FROM run ORDER BY domain, first")
-        held = runs_of((domain, address_of(key)) for domain, key in keys)
-        if list(held) != [(row[0], run_of(row)) for row in runs]:
+        held = _runs_of((domain, _address_of(key)) for domain, key in keys)
+        if held != [(row[0], _run_of(row)) for row in runs]:
             raise Damage("the runs of taken addresses do not match the reservations")
-        for _ in self.blocks():
-            pass
-
-    # --- writing -----------------------------------------------------------------------------
+        list(self.blocks())
 
     def put(self, reservation: Reservation) -> None:
-        """Record a reservation; it replaces the one that the address may have."""
+        """Record a reservation. It replaces an earlier one of the address."""
         address = parse(reservation.address)
-        domain, row = reservation.domain, reservation_row(reservation)
+        domain, row = reservation.domain, _reservation_row(reservation)
         before, after = self._runs_around(domain, address)
         if before is not None and before.last >= address:
             if self.at(domain, address) is None:
                 raise Damage(
                     f"{reservation.address} is free among the reservations and taken among the runs"
                 )
-            self._execute(f"REPLACE INTO reservation VALUES ({RESERVATION_MARKS})", row)
+            self._execute(f"REPLACE INTO reservation VALUES ({_MARKS})", row)
             return
         try:
-            self._execute(f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})", row)
+            self._execute(f"INSERT INTO reservation VALUES ({_MARKS})", row)
         except sqlite3.IntegrityError:
             raise Damage(
                 f"{reservation.address} is held among the reservations and free among the runs"
@@ -240,10 +217,9 @@ class Tables(Database):
         self._take(domain, address, before, after)
 
     def drop(self, domain: str, address: int) -> None:
-        """Forget the reservation of an address, if there is one."""
         run = self.run_at(domain, address)
         held = self._execute(
-            "DELETE FROM reservation WHERE domain = ? AND address = ?", (domain, key_of(address))
+            "DELETE FROM reservation WHERE domain = ? AND address = ?", (domain, _key_of(address))
         ).rowcount
         if bool(held) is not (run is not None):
             raise Damage(f"the runs and the reservations differ about {text(address)}")
@@ -257,47 +233,42 @@ class Tables(Database):
             self._put_run(domain, Interval(address + 1, run.last))
 
     def drop_other_boots(self, boot: str) -> None:
-        """Forget what was reserved in other boots than this one."""
         self._execute("DELETE FROM reservation WHERE boot != ?", (boot,))
         self.load(())
 
     def load(self, reservations: Iterable[Reservation]) -> None:
-        """Add many reservations; sqlite3.IntegrityError if an address of them is not free. The runs
-        are made again."""
+        """Add many reservations and build the runs again. Raises sqlite3.IntegrityError if an
+        address is already reserved."""
         self.connection.executemany(
-            f"INSERT INTO reservation VALUES ({RESERVATION_MARKS})",
-            (reservation_row(reservation) for reservation in reservations),
+            f"INSERT INTO reservation VALUES ({_MARKS})",
+            (_reservation_row(reservation) for reservation in reservations),
         )
         self._execute("DELETE FROM run")
         keys = self._execute("SELECT domain, address FROM reservation ORDER BY domain, address")
         self.connection.executemany(
             "INSERT INTO run VALUES (?, ?, ?)",
             (
-                run_row(domain, run)
-                for domain, run in runs_of((domain, address_of(key)) for domain, key in keys)
+                _run_row(*run)
+                for run in _runs_of((domain, _address_of(key)) for domain, key in keys)
             ),
         )
 
     def put_block(self, block: LeasedBlock) -> None:
-        """Record a block, or what changed of it."""
-        self._execute(f"REPLACE INTO block VALUES ({BLOCK_MARKS})", block_row(block))
+        self._execute("REPLACE INTO block VALUES (?, ?, ?, ?, ?)", _block_row(block))
 
     def drop_block(self, name: str) -> None:
-        """Forget a block."""
         self._execute("DELETE FROM block WHERE name = ?", (name,))
 
     def put_instance(self, instance: Instance) -> None:
-        """Lease under this identity from here on."""
+        """Lease under this identity from now on."""
         self._execute("REPLACE INTO lessee VALUES (1, ?, ?)", instance)
-
-    # --- the rows ----------------------------------------------------------------------------
 
     def _indexed(
         self, where: str, values: tuple[str, ...], fits: Callable[[Reservation], bool]
     ) -> list[Reservation]:
-        """The reservations that an index names. Damage if one of them does not fit."""
+        """The reservations that an index finds. Raises Damage if one does not fit."""
         keys = self._execute(f"SELECT domain, address FROM reservation {where}", values).fetchall()
-        found = [self.at(domain, address_of(key)) for domain, key in keys]
+        found = [self.at(domain, _address_of(key)) for domain, key in keys]
         held = [each for each in found if each is not None and fits(each)]
         if len(held) < len(keys):
             raise Damage("an index does not match the reservations")
@@ -307,25 +278,25 @@ class Tables(Database):
         row = self._execute(
             "SELECT domain, first, last FROM run WHERE domain = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 1",
-            (domain, key_of(address)),
+            (domain, _key_of(address)),
         ).fetchone()
-        return None if row is None else run_of(row)
+        return None if row is None else _run_of(row)
 
     def _runs_around(self, domain: str, address: int) -> tuple[Interval | None, Interval | None]:
-        """The last run that begins up to `address`, and the one that begins right behind it."""
+        """The last run that begins at `address` or below, and one that begins right above it."""
         rows = self._execute(
             "SELECT domain, first, last FROM run WHERE domain = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 2",
-            (domain, key_of(address + 1)),
+            (domain, _key_of(address + 1)),
         ).fetchall()
-        runs = [run_of(row) for row in rows]
+        runs = [_run_of(row) for row in rows]
         after = runs.pop(0) if runs and runs[0].first > address else None
         return (runs[0] if runs else None), after
 
     def _take(
         self, domain: str, address: int, before: Interval | None, after: Interval | None
     ) -> None:
-        """Add a free address to the runs between these two."""
+        """Add a free address to the runs. `before` and `after` are the runs next to it."""
         first = last = address
         if before is not None and before.last == address - 1:
             first = before.first
@@ -335,11 +306,67 @@ class Tables(Database):
         self._put_run(domain, Interval(first, last))
 
     def _put_run(self, domain: str, run: Interval) -> None:
-        self._execute("REPLACE INTO run VALUES (?, ?, ?)", run_row(domain, run))
+        self._execute("REPLACE INTO run VALUES (?, ?, ?)", _run_row(domain, run))
 
     def _remove_run(self, domain: str, run: Interval) -> None:
-        self._execute("DELETE FROM run WHERE domain = ? AND first = ?", (domain, key_of(run.first)))
+        self._execute(
+            "DELETE FROM run WHERE domain = ? AND first = ?", (domain, _key_of(run.first))
+        )
 
 
-# Who holds the store's lock does not work a row out again.
-_seen = lru_cache(1024)(block_of)
+def _runs_of(keys: Iterable[tuple[str, int]]) -> list[tuple[str, Interval]]:
+    """Sorted (domain, address) pairs as runs."""
+    runs: list[tuple[str, Interval]] = []
+    for domain, address in keys:
+        if runs and runs[-1][0] == domain and runs[-1][1].last + 1 == address:
+            runs[-1] = (domain, Interval(runs[-1][1].first, address))
+        else:
+            runs.append((domain, Interval(address, address)))
+    return runs
+
+
+def _key_of(address: int) -> bytes:
+    return address.to_bytes(16, "big")
+
+
+def _address_of(key: object) -> int:
+    if not isinstance(key, bytes) or len(key) != 16:
+        raise Damage("an address key is not 16 bytes long")
+    return int.from_bytes(key, "big")
+
+
+def _reservation_row(reservation: Reservation) -> tuple[object, ...]:
+    domain, address, *rest = astuple(reservation)
+    return (domain, _key_of(parse(address)), *rest)
+
+
+def _reservation_of(row: tuple[Any, ...]) -> Reservation:
+    return Reservation(row[0], text(_address_of(row[1])), *row[2:])
+
+
+def _run_row(domain: str, run: Interval) -> tuple[object, ...]:
+    return (domain, _key_of(run.first), _key_of(run.last))
+
+
+def _run_of(row: tuple[Any, ...]) -> Interval:
+    return Interval(_address_of(row[1]), _address_of(row[2]))
+
+
+def _block_row(block: LeasedBlock) -> tuple[object, ...]:
+    # `content` is the whole block. msgspec's JSON has no integers of 128 bits.
+    content = json.dumps(asdict(block))
+    return block.name, _key_of(block.first), _key_of(block.last), bool(block.unprobed), content
+
+
+def _block_of(row: tuple[Any, ...]) -> LeasedBlock:
+    try:
+        block = msgspec.convert(json.loads(row[-1]), LeasedBlock)
+    except (TypeError, ValueError) as error:
+        raise Damage(f"the row of block {row[0]} cannot be read: {error}") from None
+    if _block_row(block)[:-1] != row[:-1]:
+        raise Damage(f"the row of block {row[0]} contradicts itself")
+    return block
+
+
+# Rows are decoded under the store's lock.
+_seen = lru_cache(1024)(_block_of)

@@ -11,7 +11,7 @@ import pytest
 from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse, text
 from ipam.ranges import Range, RangeSet
-from ipam.store import schema, tables
+from ipam.store import tables
 from ipam.store.reservations import Reservation
 from ipam.store.sqlite_store import SqliteStore
 from tests.unit.ipam.calls import BOOT, NEXT_BOOT, error_of, owner, range_of, reservation
@@ -32,14 +32,14 @@ Decoded = Callable[[], int]
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
     """The number of rows that became reservations since the start of the test."""
     count = 0
-    original = schema.reservation_of
+    original = tables._reservation_of
 
     def counted(row: tuple[object, ...]) -> Reservation:
         nonlocal count
         count += 1
         return original(row)
 
-    monkeypatch.setattr(tables, "reservation_of", counted)
+    monkeypatch.setattr(tables, "_reservation_of", counted)
     return lambda: count
 
 

@@ -280,7 +280,7 @@ def addresses(cluster: Cluster) -> list[object]:
     """The output of `podfabric ipam list` on the node; empty if podfabric has left the node."""
     command = f"{layout.PYTHON.with_name('podfabric')} ipam list -o json"
     status, output, errors = cluster.node.status_of(command, timeout=600)
-    if "there is no address store" in errors:
+    if "has no address store" in errors:
         return []
     assert status == 0, errors
     rows: list[object] = json.loads(output)

@@ -48,7 +48,7 @@ CASES = [
     # Deliberate: the reference takes the last key, another decoder may take the first.
     Case(
         "B12",
-        Err(7, '"cniVersion" stands twice: remove one of them'),
+        Err(7, '"cniVersion" occurs twice: remove one of them'),
         raw=b'{"cniVersion":"0.2.0","name":"n1","cniVersion":"1.0.0",'
         b'"ipam":{"type":"podfabric-ipam","range":"10.9.0.0/24"}}',
     ),

@@ -30,7 +30,7 @@ def test_del_without_a_previous_result(node: Node, netns: Path, subject: Subject
 def test_add_behind_another_plugin_than_ours(node: Node, netns: Path, subject: Subject) -> None:
     config = subject.config(prevResult=PREVIOUS)
     failed = node.call(subject, "ADD", config, CNI_NETNS=str(netns))
-    Err(7, contains="put it behind that plugin").met_by(failed)
+    Err(7, contains='put "rdma" behind "sriov"').met_by(failed)
 
 
 def test_gc_is_accepted(node: Node) -> None:

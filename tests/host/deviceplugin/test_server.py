@@ -13,11 +13,11 @@ import pytest
 from base.paths import Paths
 from deviceplugin.api import v1beta1_pb2 as api
 from deviceplugin.api import v1beta1_pb2_grpc
-from deviceplugin.kubelet import streams
+from deviceplugin.kubelet import plugin_server
+from deviceplugin.kubelet.plugin_server import Streams
 from deviceplugin.kubelet.plugin_sockets import Listener
 from deviceplugin.kubelet.pod_resources import open_channel
 from deviceplugin.kubelet.registration import PluginServer
-from deviceplugin.kubelet.streams import Streams
 from tests.host.deviceplugin.pool import Pool
 from tests.kubelet import Kubelet
 from tests.waiting import PATIENCE
@@ -92,7 +92,7 @@ def test_many_changes_make_few_lists_and_the_last_is_the_newest(plugin: Plugin) 
         lists += 1
         if len(answer.devices) == 204:
             break
-    assert lists <= 2 + (time.monotonic() - began) / streams.COALESCE
+    assert lists <= 2 + (time.monotonic() - began) / plugin_server.COALESCE
 
 
 def test_a_list_that_does_not_differ_is_not_sent(plugin: Plugin) -> None:
@@ -102,7 +102,7 @@ def test_a_list_that_does_not_differ_is_not_sent(plugin: Plugin) -> None:
     plugin.pool.set("1", True)
     plugin.server.changed()  # it is compared from here on
     plugin.server.changed()
-    time.sleep(streams.COALESCE * 2)  # it would have been sent by now
+    time.sleep(plugin_server.COALESCE * 2)  # it would have been sent by now
     plugin.pool.set("3", False)
     plugin.server.changed()
     assert shown(next(stream))["3"] == "Unhealthy"
@@ -116,7 +116,7 @@ def test_a_list_is_sent_again_if_it_is_wanted(plugin: Plugin) -> None:
     plugin.server.changed()
     assert (next(first), next(second)) == before
     plugin.server.changed()
-    time.sleep(streams.COALESCE * 2)  # it would have been sent again by now
+    time.sleep(plugin_server.COALESCE * 2)  # it would have been sent again by now
     plugin.pool.set("3", False)
     plugin.server.changed()
     assert shown(next(first))["3"] == "Unhealthy"
@@ -124,10 +124,10 @@ def test_a_list_is_sent_again_if_it_is_wanted(plugin: Plugin) -> None:
 
 def test_streams_without_end_keep_no_other_call_from_its_answer(plugin: Plugin) -> None:
     readers = []
-    for _ in range(streams.MOST + 5):
+    for _ in range(plugin_server.MOST_STREAMS + 5):
         readers.append(plugin.watch())
         next(readers[-1])
-    plugin.wait(lambda: plugin.server.state().streams == streams.MOST)
+    plugin.wait(lambda: plugin.server.state().streams == plugin_server.MOST_STREAMS)
     assert plugin.stub.GetDevicePluginOptions(
         api.Empty(), timeout=PATIENCE
     ).get_preferred_allocation_available
@@ -138,7 +138,7 @@ def test_streams_without_end_keep_no_other_call_from_its_answer(plugin: Plugin) 
 def test_a_list_that_cannot_be_made_is_sent_once_it_can(plugin: Plugin) -> None:
     plugin.pool.broken.add("listing")
     stream = plugin.watch()
-    time.sleep(streams.COALESCE)  # so that it is tried first
+    time.sleep(plugin_server.COALESCE)  # so that it is tried first
     plugin.pool.broken.clear()
     plugin.server.changed()
     assert len(shown(next(stream))) == 4

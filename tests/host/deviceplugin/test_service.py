@@ -59,10 +59,10 @@ def sockets(paths: Paths) -> list[str]:
 
 def test_kubelet_that_comes_later_is_waited_for(service: Service, server: Paths) -> None:
     service.start()
-    assert service.states() == []
+    assert service.plugin is None
     with Kubelet(server.kubelet) as kubelet:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
-        (state,) = until(service.states)
+        (state,) = until(lambda: service.plugin.states() if service.plugin else [])
         assert (state.resource, state.devices, state.healthy) == (HCA, IDS, IDS)
 
 
@@ -93,7 +93,7 @@ def test_mistake_in_the_file_is_logged_and_the_last_configuration_stays(
     configure(server, {"name": HCA, "slots": 0})
     until(lambda: errors(caplog))
     (told,) = errors(caplog)
-    assert "slots" in told and "the former one stays" in told
+    assert "slots" in told and "the previous one is used" in told
     kubelet.admit("worker-0", [{"name": "main", "limits": {HCA: 1}}])
     configure(server, {"name": HCA, "slots": 2})
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)

@@ -118,7 +118,7 @@ def _header(
         (_header(status=1 << 31), "its status is above 2"),
         (_header(exit_code=256), "its exit code is above 255"),
         (_header(exit_code=0xFFFFFFFF), "its exit code is above 255"),
-        (_header(status=1), "it refuses with success"),
+        (_header(status=1), "it refuses with exit code 0"),
         (_header(stderr=MAX_STDERR + 1), "it is longer than an answer may be"),
         (_header(stdout=MAX_STDOUT + 1), "it is longer than an answer may be"),
         (_header(stderr=0xFFFFFFFF, stdout=1), "it is longer than an answer may be"),
@@ -127,7 +127,7 @@ def _header(
 def test_garbage_is_an_error(launcher: Launcher, answer: bytes, why: str) -> None:
     with Agent(launcher.socket, answering(answer + b"x" * 100)):
         outcome = launcher.run()
-    assert f"answered what no agent answers ({why})" in outcome.error["msg"]
+    assert f"sent an invalid answer ({why})" in outcome.error["msg"]
     assert "`podfabric install`" in outcome.error["msg"]
 
 

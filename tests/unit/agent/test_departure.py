@@ -1,4 +1,4 @@
-"""What is left on a node, and a removal that may be killed at any line."""
+"""The remainder on a node, and a removal that may be killed at any line."""
 
 import logging
 import threading

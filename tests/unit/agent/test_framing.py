@@ -30,7 +30,7 @@ def no_nul(text: str) -> bool:
     return "\0" not in text
 
 
-# What execve(2) passes on: any bytes but NUL, undecodable ones as surrogates.
+# As execve(2) passes it on: any bytes except NUL, undecodable ones as surrogates.
 ANY_TEXT = st.binary(max_size=40).map(lambda raw: raw.decode(errors="surrogateescape"))
 VALUES = ANY_TEXT.filter(no_nul)
 NAMES = VALUES.filter(lambda text: "=" not in text)

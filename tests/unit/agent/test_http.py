@@ -1,4 +1,4 @@
-"""The endpoint: what it answers, and that no client keeps it from answering others."""
+"""The endpoint: its answers, and that no client keeps it from answering another client."""
 
 import itertools
 import socket
@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE, until
 
 
 class Agent:
-    """What an endpoint asks."""
+    """The states behind an endpoint."""
 
     def __init__(self) -> None:
         self.alive: tuple[bool, str] = (True, "serving")

@@ -26,7 +26,7 @@ LOG = logging.getLogger("agent.test")
 
 @pytest.fixture(autouse=True)
 def root_logger() -> Iterator[None]:
-    """As it was before, whatever a test configures."""
+    """The root logger, restored after each test."""
     root = logging.getLogger()
     handlers, level, raising = set(root.handlers), root.level, logging.raiseExceptions
     yield
@@ -38,7 +38,7 @@ def root_logger() -> Iterator[None]:
 
 
 class Output:
-    """What is logged, line by line."""
+    """The lines of the log."""
 
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture

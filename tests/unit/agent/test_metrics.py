@@ -1,4 +1,4 @@
-"""What Prometheus reads: every family, with labels from known sets only."""
+"""The metrics: every family, with labels from known sets only."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""A denied attachment is counted by key and rule, and its pod is told; nothing else is."""
+"""Only a denied attachment is counted, by key and rule, and gets an event on its pod."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a node enforces of the cluster's policies, whatever becomes of API server, file and disk."""
+"""A node enforces the cluster's policies, also when API server, file or disk fail."""
 
 import errno
 import logging
@@ -128,7 +128,7 @@ def test_a_policy_that_cannot_be_read_leaves_what_was_in_force(
         assert (event.reason, event.regarding["name"]) == (UNREADABLE, "teams")
         assert event.regarding["uid"] == torn.metadata.uid
         assert "spec.rules[0].use.pkeys[0]" in event.message
-        assert "generation 1 stays in force" in event.message
+        assert "generation 1 stays active" in event.message
         kept = node.written()
         assert kept is not None and before.policies[0] in kept.policies
     with following(server, tmp_path) as again:
@@ -151,7 +151,7 @@ def test_a_policy_that_could_never_be_read_allows_its_pods_nothing(
         assert other.titles() == ("config.yaml",)
         until(lambda: server.events, what="event")
         assert "spec.rules[0].use.rails: unknown key" in server.events[0].message
-        assert "only its subjects are in force" in server.events[0].message
+        assert "only its subjects are active" in server.events[0].message
         server.put(policy("teams", RULE))
         until(lambda: node.may_use(0x8001), what="rule of another policy")
         until(lambda: node.written() == node.follower.present(), what="file")

@@ -1,4 +1,4 @@
-"""What an agent tells of itself, as long as it lives."""
+"""The state that an agent publishes while it lives."""
 
 import os
 import subprocess
@@ -24,10 +24,10 @@ def test_state_is_told_and_replaced_and_ends_with_the_agent(tmp_path: Path) -> N
     assert presence.states(tmp_path) == []
     with presence.present(tmp_path / "run", "starting, which takes a while") as told:
         assert presence.states(tmp_path / "run") == ["starting, which takes a while"]
-        told.tell("serving")
+        told("serving")
         assert presence.states(tmp_path / "run") == ["serving"]
         assert presence.others(tmp_path / "run", "serving")
-        told.tell("standing by for a while")
+        told("standing by for a while")
         assert presence.states(tmp_path / "run") == ["standing by for a while"]
         assert not presence.others(tmp_path / "run", "standing by")
     assert presence.states(tmp_path / "run") == []

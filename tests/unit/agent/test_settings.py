@@ -1,4 +1,4 @@
-"""config.yaml: what it may say, what is said of its mistakes, and that a change is seen."""
+"""config.yaml: its keys, the texts of its mistakes, and reading it again after a change."""
 
 import logging
 import os
@@ -298,7 +298,7 @@ def test_a_broken_file_leaves_the_settings_in_force(
         until(lambda: "can be used again" in caplog.text)
     assert changes == [Settings(workers=2)]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
-    assert "(until it is corrected: agent: what was read before stays)" in caplog.messages[0]
+    assert "(until it is corrected: agent: the last correct settings stay)" in caplog.messages[0]
 
 
 GOOD = b"agent: {workers: 2}\npolicy: {set: {pfOnly: [true]}}\nipam: {scope: cluster}\n"

@@ -1,4 +1,4 @@
-"""What an agent loads before its first call."""
+"""The modules that an agent loads before its first call."""
 
 import subprocess
 import sys

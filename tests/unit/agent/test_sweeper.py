@@ -15,7 +15,7 @@ BUSY = Outcome("the store is busy", removed=False)
 
 
 class Node:
-    """What sweeps find, one after another; then nothing more."""
+    """The results of the sweeps, one after another; then nothing."""
 
     def __init__(self, *found: Sequence[Outcome] | Exception) -> None:
         self._found: Iterator[Sequence[Outcome] | Exception] = iter(found)

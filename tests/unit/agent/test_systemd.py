@@ -1,4 +1,4 @@
-"""What systemd is told, on sockets like its own."""
+"""The messages to systemd, on sockets like its own."""
 
 import os
 import shutil

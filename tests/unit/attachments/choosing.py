@@ -76,7 +76,7 @@ def match_of(
 ) -> Iterator[Match]:
     """The match of a call, with the lock that an ADD holds while it chooses."""
     match = matched(
-        paths, call, call.arguments.pod, needed=needed, wanted=wanted, allowance=allowance
+        paths, call, call.arguments.pod, needed=needed, match_device=wanted, allowance=allowance
     )
     with match.choosing():
         yield match

@@ -8,7 +8,8 @@ from filelock import FileLock
 
 from base import interrupts
 from cni.attachments.pod_choices import lock_of
-from cni.attachments.results import uverbs_of
+from cni.attachments.results import interface_of
+from cni.spec.request import Request
 from tests.unit.attachments.choosing import POD, ipoib
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers
@@ -48,6 +49,11 @@ def _made(lock: Path) -> Path:
     return lock
 
 
-def test_the_first_rdma_device_with_a_uverbs_device_is_told(card: Holding) -> None:
-    assert uverbs_of(card.paths, ["mlx5_99", "mlx5_6"]) == ("mlx5_6", "uverbs6")
-    assert uverbs_of(card.paths, ["mlx5_99"]) == ("", "")
+@pytest.mark.parametrize(
+    ("rdma", "shown"), [(["mlx5_99", "mlx5_6"], ("mlx5_6", "uverbs6")), (["mlx5_99"], ("", ""))]
+)
+def test_result_has_the_first_rdma_device_with_a_uverbs_device(
+    card: Holding, rdma: list[str], shown: tuple[str, str]
+) -> None:
+    made = interface_of(card.paths, Request(command="ADD"), mac="", mtu=0, bdf="", rdma=rdma)
+    assert (made.rdmaDevice, made.uverbs) == shown

@@ -44,7 +44,7 @@ def test_vf_of_another_pod_is_refused_with_both(card: Holding) -> None:
     assert refused.message == (
         f"device {OTHER_VF} is on HCA {OTHER_VF} (mlx5_7), but pod ml/worker-0 was given {VF} "
         '(mlx5_6, uverbs6 231:198) of rdma/hca: leave "deviceID" and "master" out, or '
-        '"match_device": false if that is meant'
+        'set "match_device": false if this is intended'
     )
     assert sriov(card, deviceID=OTHER_VF, match_device=False, policy=ANY) == OTHER_VF
 

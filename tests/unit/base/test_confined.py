@@ -108,7 +108,9 @@ def test_no_descriptor_is_left_open(inside: Path) -> None:
     for name in ("deeper/file", "link", "link/below", "nowhere/file"):
         with suppress(UnsafeFile, OSError):
             read(inside, name)
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # others' may have been closed
+    assert (
+        len(list(Path("/proc/self/fd").iterdir())) <= before
+    )  # another test's may have been closed
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What does not work is said once, and again after a while."""
+"""A problem is logged once, and again after some minutes."""
 
 import logging
 

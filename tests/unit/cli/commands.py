@@ -32,7 +32,7 @@ class Printed(NamedTuple):
     err: str
 
     def document(self) -> Any:  # noqa: ANN401
-        """What `--output json` printed."""
+        """The output of `--output json`."""
         return json.loads(self.out)
 
 

@@ -1,4 +1,4 @@
-"""What these tests ask of a kubelet they are told, however late."""
+"""The kubelet of these tests may answer late."""
 
 from tests.kubelet.patience import kubelet_may_take_its_time
 

@@ -137,7 +137,7 @@ def test_a_file_that_is_named_says_how_to_log_as_well(
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
 
     class Ended:
-        """A service that is told to end as soon as it begins."""
+        """A service that gets SIGTERM as soon as it begins."""
 
         def __init__(self, *given: object) -> None:
             pass

@@ -84,7 +84,7 @@ def test_reclaim_frees_the_blocks_of_the_former_machine_of_a_name_only(
     assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 1
     assert cluster.blocks() == {theirs.metadata.name: "Active"}
     if not ready:
-        assert "if that one is off, too, say it again" in capsys.readouterr().err
+        assert "if that machine is off, too, repeat the command" in capsys.readouterr().err
         assert run(["ipam", "reclaim", "--node", "gpu-1", "--powered-off"]) == 0
         assert cluster.blocks() == {}
 

@@ -106,7 +106,7 @@ def test_who_holds_an_hca_is_told_as_far_as_the_kubelet_tells(
         [second, "not", "known", "-", "rdma/hca", "1"],
     ]
     assert "\\n" not in out, "cells of both pools have lines of their own"
-    (note,) = (line for line in out.splitlines() if line.startswith("* who holds devices"))
+    (note,) = (line for line in out.splitlines() if line.startswith("* the holders of devices"))
     assert "pod-resources/kubelet.sock: does not exist" in note
 
 
@@ -156,7 +156,7 @@ def test_a_port_that_is_down_and_an_hca_that_is_gone_are_faults(
 
 
 def test_why_ids_are_not_handed_out_is_told(shell_of: ShellOf, tmp_path: Path) -> None:
-    """An id of before the pool was exclusive, another network namespace, a reloaded driver."""
+    """An id of the earlier shared pool, another network namespace, a reloaded driver."""
     paths = servers.dgx(tmp_path)
     first, second, third = servers.DGX_HCAS[:3]
     _configured(paths, "pools: [{name: rdma/hca, mode: exclusive}]")
@@ -216,7 +216,7 @@ def test_an_hca_in_a_pod_is_told_by_its_verbs_device(shell_of: ShellOf, tmp_path
     ("given", "config", "text"),
     [
         ([], "pools: 3", "config.yaml"),
-        (["--config", "/nowhere.yaml"], "", "/nowhere.yaml: there is no such file"),
+        (["--config", "/nowhere.yaml"], "", "/nowhere.yaml: this file does not exist"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line_and_code_1(

@@ -34,7 +34,7 @@ EIGHT_MIB = "8388608              8388608 "
 
 @pytest.fixture(autouse=True)
 def shared_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's answer, whatever this machine's is."""
+    """A fixed answer of the kernel, independent of this machine."""
     monkeypatch.setattr(kernel, "rdma_mode", lambda: "shared")
 
 
@@ -200,7 +200,7 @@ _BY_HAND = 'pools: [{name: rdma/hca, selectors: [{rdmaDevices: ["mlx5_0"]}]}]'
         ("locked memory", lambda paths: _process(paths, 100, "containerd", EIGHT_MIB), "warning",
          "containerd: 8 MiB"),
         ("locked memory", lambda paths: _process(paths, 101, "kubelet", EIGHT_MIB), "ok",
-         "no container inherits"),
+         "containerd: unlimited"),
         ("locked memory", _gone("proc/100"), "not applicable", "containerd"),
         ("ports", _port(state="1: DOWN", physical_state="2: Polling"), "warning",
          "port 1 of mlx5_0 (0000:1c:00.0) is DOWN (Polling)"),

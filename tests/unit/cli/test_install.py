@@ -72,7 +72,7 @@ def test_every_plugin_is_the_launcher(bin_dir: Path, capsys: pytest.CaptureFixtu
 
 
 def untouched(path: Path) -> tuple[int, ...]:
-    """What differs once a file was replaced or written; not when it was read last."""
+    """Numbers that change when a file is replaced or written, but not when it is read."""
     found = path.lstat()
     return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -95,7 +95,7 @@ def test_mode_is_the_same_whatever_the_umask(bin_dir: Path) -> None:
     assert (bin_dir / "ipoib").stat().st_mode & 0o7777 == 0o755
 
 
-# Ours and others'.
+# Our executables and foreign ones.
 
 
 def test_ours_are_replaced(bin_dir: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def _content(path: Path) -> bytes:
 
 
 def _killed_before(step: int, act: Callable[[Path], int], bin_dir: Path) -> int:
-    """What `act` returns in a child; -9 if that was killed before it took so many steps."""
+    """The result of `act` in a child that is killed after `step` steps; -9 if it was killed."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -148,7 +148,7 @@ def test_without_a_store_a_command_says_so_and_makes_none(
     before = list(node.directory.parent.rglob("*"))
     code, told, error = say(*words)
     assert (code, told) == (1, "")
-    assert f"there is no address store in {node.directory}: " in error
+    assert f"{node.directory} has no address store: " in error
     assert list(node.directory.parent.rglob("*")) == before
 
 

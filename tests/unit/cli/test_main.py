@@ -57,7 +57,7 @@ def test_fsck_takes_from_the_journal_what_the_store_has_lost(
     journal.write(_attached("c4", "10.0.0.9/24", **ours))
     journal.path_of(_attached("c4", "").attachment).write_bytes(b"{")
 
-    assert run(["ipam", "fsck"]) == 1  # that the store is empty is no excuse
+    assert run(["ipam", "fsck"]) == 1  # also with an empty store
     assert "10.0.0.7 of pod ns/p, fabric/c1/net1 is in the journal" in capsys.readouterr().out
     assert run(["ipam", "fsck", "--rebuild"]) == 0
     assert "is damaged" in capsys.readouterr().out  # of c4: a person must know

@@ -1,4 +1,4 @@
-"""What `devices` and `explain` say of GPUs: who holds what, limits, use, distances."""
+"""The GPUs in `devices` and `explain`: holders, limits, use, distances."""
 
 from collections.abc import Callable, Iterator
 from ctypes import sizeof
@@ -140,7 +140,7 @@ def test_a_gpu_that_is_gone_or_lacks_its_node_says_so(paths: Paths, shell: Shell
     [
         ("pools: []", "no pool of GPUs is configured"),
         ('gpus: [{mode: units, memory: 8Gi, devices: ["0000:99:00.0"]}]', "no pool selects it"),
-        ("gpus: [{mode: units}]", "how much memory it has is not known"),
+        ("gpus: [{mode: units}]", "its memory is not known"),
     ],
 )
 def test_why_a_gpu_is_not_offered_is_told(

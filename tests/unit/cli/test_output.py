@@ -1,4 +1,4 @@
-"""What commands print, to a terminal and to a program."""
+"""The output of commands, to a terminal and to a program."""
 
 import sys
 
@@ -11,7 +11,7 @@ LONG = "a sentence that is longer than a line of this terminal"
 
 @pytest.fixture(autouse=True)
 def no_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user's or a CI's environment says of colours."""
+    """No setting of colours in the environment of a user or a CI."""
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
 

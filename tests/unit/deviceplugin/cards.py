@@ -25,7 +25,7 @@ def port(
 
 
 def rdma(name: str, *ports: Port) -> RdmaDevice:
-    """An RDMA device; it has one working InfiniBand port unless others are given."""
+    """An RDMA device; it has one working InfiniBand port unless `ports` are given."""
     return RdmaDevice(
         name=name,
         uverbs=CharacterDevice(f"uverbs{name[-1]}", 231, 192),

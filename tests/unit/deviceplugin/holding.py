@@ -1,4 +1,4 @@
-"""What pods of a made-up server hold: the device plugin's checkpoint and the kubelet's own."""
+"""Devices of pods on a made-up server: the checkpoints of device plugin and kubelet."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

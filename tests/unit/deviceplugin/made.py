@@ -57,7 +57,7 @@ def hca(id: str, *devices: RdmaDevice, **fields: object) -> HCA:
 
 
 def pool(hcas: Sequence[HCA], **fields: object) -> Pool:
-    """A pool over these HCAs, exclusive if nothing else is said, with the ids of its mode."""
+    """A pool over these HCAs, exclusive by default, with the ids of its mode."""
     config = replace(PoolConfig(resource="rdma/hca", mode="exclusive"), **fields)
     every = tuple(item.id for item in hcas)
     if config.mode == "all":

@@ -1,4 +1,4 @@
-"""What a container gets for device ids, on made-up servers with real device nodes."""
+"""Allocations of device ids, on made-up servers with real device nodes."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Paths:
 
 @pytest.fixture
 def paths(server: Paths, tmp_path: Path) -> Paths:
-    """A server with device nodes of its own; its /sys is others' too."""
+    """A server with device nodes of its own; its /sys is shared."""
     own = replace(server, dev=tmp_path / "dev", cdi=tmp_path / "cdi")
     (own.dev / "infiniband").mkdir(parents=True)
     servers.make_nodes(own)
@@ -174,7 +174,7 @@ def _older(node: Path) -> None:
         (_missing, "No such file or directory"),
         (_directory, "not a character device"),
         (_file, "not a character device"),
-        (_older, "is 231:250, sysfs says 231:192"),
+        (_older, "is 231:250, sysfs has 231:192"),
     ],
 )
 def test_a_node_that_is_not_what_sysfs_says_is_not_given(

@@ -1,4 +1,4 @@
-"""The checkpoint as other programs read it: its fields, its version, and what a reader is told."""
+"""The checkpoint as other programs read it: its fields, its version, and a reader's errors."""
 
 import re
 import stat

@@ -1,4 +1,4 @@
-"""Our own configuration: what it may say, and what is said of its mistakes."""
+"""Our own configuration: its keys, and the texts of its mistakes."""
 
 from pathlib import Path
 
@@ -194,7 +194,7 @@ def test_the_variable_can_be_used_by_a_shell() -> None:
 
 def test_a_file_that_must_be_there_and_is_not_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    with pytest.raises(ConfigError, match=f"^{path}: there is no such file$"):
+    with pytest.raises(ConfigError, match=f"^{path}: this file does not exist$"):
         load(path, required=True)
     with pytest.raises(ConfigError, match=f"^{tmp_path}: cannot be read: Is a directory"):
         load(tmp_path)

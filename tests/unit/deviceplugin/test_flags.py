@@ -152,7 +152,7 @@ def test_the_usual_file_need_not_be_there_and_a_named_one_must(tmp_path: Path) -
     absent = tmp_path / "absent.json"
     command, _ = parse_command_line(["-config-file", str(absent)])
     assert command.watched(USUAL) == absent
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match="this file does not exist"):
         command.load(USUAL)
     nothing, _ = parse_command_line([])
     assert nothing.watched(USUAL) == USUAL

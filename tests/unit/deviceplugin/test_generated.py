@@ -12,7 +12,7 @@ API = Path("deviceplugin/api")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the command of the Makefile makes, elsewhere."""
+    """The files that the Makefile's command makes, in another directory."""
     directory = tmp_path_factory.mktemp("protos")
     sources = [str(path.relative_to(ROOT)) for path in sorted((ROOT / API).glob("*.proto"))]
     outputs = [f"--{kind}_out={directory}" for kind in ("python", "grpc_python", "pyi")]

@@ -1,4 +1,4 @@
-"""What a pod was given, put together from the kubelet's records and the device plugin's."""
+"""The devices of a pod, from the kubelet's records and the device plugin's."""
 
 import os
 import tempfile

@@ -144,7 +144,7 @@ def test_what_is_held_stays_in_its_pool_when_selectors_change() -> None:
 
 
 def test_an_rdma_pool_takes_an_hca_with_an_rdma_device_in_any_namespace() -> None:
-    """SR-IOV plugin, devices/rdma_test.go: a device that moved into a pod is RDMA all the same."""
+    """SR-IOV plugin, devices/rdma_test.go: a device that moved into a pod still counts as RDMA."""
     moved = card("0000:5e:00.1", rdma_names=("mlx5_8",))
     assert ids(SHARED, A, NIC, moved) == [A.id, moved.id]
     without = msgspec.structs.replace(SHARED, rdma=False)
@@ -271,7 +271,7 @@ def test_a_pool_of_ours_without_rdma_offers_vfs_with_and_without_an_rdma_device(
 
 
 def test_pools_of_all_forms_in_one_file_share_the_hcas_out() -> None:
-    """Ours choose first. Those of a Mellanox file also offer what the others have."""
+    """Ours choose first. Those of a Mellanox file also offer HCAs of other pools."""
     text = b"""
 configList: [{resourceName: all, rdmaHcaMax: 1, selectors: {vendors: ["15b3"]}}]
 resourceList: [{resourceName: vf, selectors: {pfNames: [ens1], isRdma: true}}]

@@ -42,7 +42,7 @@ class Disk:
             patch.setattr(os, name, self._noted(getattr(os, name), note))
 
     def states(self) -> Iterator[dict[str, bytes]]:
-        """What a power cut may leave: names and contents, each old, new, or by half."""
+        """The states after a power cut: names and contents, each old, new, or half written."""
         named = self._names.values()
         removed = {name: inode for name, inode in self._kept_names.items() if inode in named}
         new = [bytes(content) for content in self._contents]

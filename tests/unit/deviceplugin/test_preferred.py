@@ -267,7 +267,7 @@ def test_load_decides_between_hcas_of_one_switch_and_does_not_send_traffic_over_
     assert preferred_of({first: 1}) == second
     assert (
         preferred_of({first: 900, second: 800}) == second
-    )  # others have none, but at NODE and SYS
+    )  # the remaining GPUs have an HCA only at NODE or SYS
 
 
 @pytest.mark.parametrize("placement", ["spread", "pack"])

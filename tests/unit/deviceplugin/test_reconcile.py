@@ -1,4 +1,4 @@
-"""What is behind ids that only the kubelet knows: by the ids, and by the nodes that were given."""
+"""The HCAs of ids that only the kubelet has, by the ids and by the holders' nodes."""
 
 from pathlib import Path
 

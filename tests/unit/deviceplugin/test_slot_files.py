@@ -1,4 +1,4 @@
-"""CDI files of slots: a file that says the same stays as it is."""
+"""CDI files of slots: an unchanged file is not written again."""
 
 from pathlib import Path
 

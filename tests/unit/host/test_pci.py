@@ -8,7 +8,7 @@ import pytest
 
 from base.paths import Paths
 from host.errors import HostError
-from host.sysfs import pci
+from host.sysfs import attribute_files, pci
 from tests.unit.host import sysfs
 from tests.unit.host.sysfs import Tree
 
@@ -312,7 +312,7 @@ def kernel(infiniband: Tree, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     answering = Kernel(
         infiniband, {VF0: "mlx5_core", VF1: "mlx5_core", "mlx5_core.sf.6": "mlx5_core.sf"}
     )
-    monkeypatch.setattr(pci, "_write", answering.write)
+    monkeypatch.setattr(attribute_files, "write", answering.write)
     return answering
 
 
@@ -370,7 +370,7 @@ def test_refusals_name_device_driver_and_answer(kernel: Kernel) -> None:
 
 
 def test_missing_driver(kernel: Kernel) -> None:
-    with pytest.raises(HostError, match="to driver igb_uio: there is no such driver"):
+    with pytest.raises(HostError, match="to driver igb_uio: this driver does not exist"):
         pci.bind(kernel.tree.paths, found(kernel.tree.paths, VF0), "igb_uio")
 
 

@@ -177,7 +177,7 @@ def test_move_of_a_device_that_is_elsewhere_says_so(
     kernel: Subsystem, pod: NetworkNamespace, code: int
 ) -> None:
     kernel.answers(refusal(code))
-    with pytest.raises(HostError, match="it is no longer in the namespace"):
+    with pytest.raises(HostError, match="it is no longer in its namespace"):
         rdma.move(kernel.socket, MLX5, pod)
 
 

@@ -207,7 +207,7 @@ def test_of_several_selectors_each_says_why() -> None:
         ({"linkTypes": ["ib"]}, "f.linkTypes[0]: 'ib': expected one of ether, infiniband"),
         (
             {"auxTypes": ["eth"]},
-            "f.auxTypes[0]: 'eth': sf is the only auxiliary device that is supported",
+            "f.auxTypes[0]: 'eth': sf is the only supported auxiliary device",
         ),
         ({"pfNames": ["ens.*"]}, "f.pfNames[0]: 'ens.*': is not an interface name: patterns"),
         ({"ifNames": [""]}, "f.ifNames[0]: '': is empty or has blanks around it"),

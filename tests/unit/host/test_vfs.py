@@ -122,7 +122,7 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
     ("setting", "code", "remedy"),
     [
         (lambda r: vfs.set_rate(r, LINKED, 3, 1, 0), errno.EINVAL, "cannot do min_tx_rate"),
-        (lambda r: vfs.set_rate(r, PF, 3, 0, 9), errno.EOPNOTSUPP, "cannot limit a VF"),
+        (lambda r: vfs.set_rate(r, PF, 3, 0, 9), errno.EOPNOTSUPP, "cannot set this rate"),
         (lambda r: vfs.set_spoofchk(r, PF, 3, True), errno.EOPNOTSUPP, "has no spoofchk"),
         (lambda r: vfs.set_trust(r, PF, 3, True), errno.EOPNOTSUPP, "not support trusted VFs"),
         (lambda r: vfs.set_link_state(r, PF, 3, "auto"), errno.EOPNOTSUPP, 'link to "auto"'),
@@ -142,7 +142,7 @@ def test_unsupported_setting_is_an_error_with_a_remedy(
     [
         (0, '"ens1f0" is down: ip link set ens1f0 up'),
         (IFF_UP, '"ens1f0" has no carrier: see its cable'),
-        (IFF_UP | IFF_LOWER_UP | IFF_RUNNING, "its driver cannot limit a VF to that"),
+        (IFF_UP | IFF_LOWER_UP | IFF_RUNNING, "its driver cannot set this rate"),
     ],
 )
 def test_rate_that_a_pf_without_a_link_refuses_is_told_so(

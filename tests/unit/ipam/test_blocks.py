@@ -12,9 +12,8 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import Interval, parse
 from ipam.store import repair
 from ipam.store.block_rows import Instance, LeasedBlock
-from ipam.store.database import DATABASE
+from ipam.store.database import DATABASE, VERSION
 from ipam.store.repair import NodeFacts
-from ipam.store.schema import VERSION
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store.store_files import StoreFiles
 from ipam.store.tables import Tables

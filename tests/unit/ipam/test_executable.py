@@ -11,7 +11,7 @@ from base import locks
 from base.interrupts import Call, Terminated, serving
 from cni.spec.attachment import Attachment
 from cni.spec.errors import Code
-from ipam.executable import IpamExecutable
+from ipam.plugin import IpamExecutable
 from tests.unit.ipam.calls import Calls, error_of, request
 from tests.waiting import PATIENCE
 

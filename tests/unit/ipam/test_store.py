@@ -149,5 +149,5 @@ def test_a_forgotten_reservation_must_still_be_the_same(store: SqliteStore) -> N
     reserved = store.reserve(owner("c1"), SETS).granted[0].reservation
     store.release(owner("c1").attachment)
     store.reserve(owner("c2"), SETS)
-    with pytest.raises(CNIError, match="changed hands"):
+    with pytest.raises(CNIError, match="has another reservation now"):
         store.forget(reserved)

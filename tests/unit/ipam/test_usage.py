@@ -7,10 +7,9 @@ import msgspec
 
 from ipam.addresses import parse, text
 from ipam.ranges import RangeSet
+from ipam.store import tables
 from ipam.store.reservations import RangeUsage, Reservation
-from ipam.store.schema import run_of
-from ipam.store.sqlite_store import SqliteStore
-from ipam.store.usage import MOST, SeenRanges
+from ipam.store.sqlite_store import MOST, SeenRanges, SqliteStore
 from tests.unit.ipam.calls import BOOT, Calls, range_of, request, reservation
 
 POOL = {"range": "10.0.0.0/24", "gateway": "10.0.0.1"}
@@ -53,7 +52,7 @@ def test_runs_are_counted_and_not_reservations(memory_path: Path) -> None:
     first = parse("10.0.0.1")
     store = SqliteStore(memory_path, BOOT)
     store.load([reservation(text(first + n), f"c{n}") for n in range(5000)])
-    with mock.patch("ipam.store.tables.run_of", wraps=run_of) as read:
+    with mock.patch("ipam.store.tables._run_of", wraps=tables._run_of) as read:
         answer = store.usage((range_of("10.0.0.0/8"),))
     assert used(*answer) == {("", "10.0.0.0/8"): (5000, 2**24 - 2 - 5000)}
     assert read.call_count < 5

@@ -56,7 +56,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"master": ""}, '"master" is missing'),
         ({"master": []}, '"master" is missing'),
         ({"master": ["ib0", ""]}, '"master" is missing'),
-        ({"master": ["ib0", "auto"]}, '"master": "auto" stands alone'),
+        ({"master": ["ib0", "auto"]}, '"master": "auto" must be the only entry'),
         ({"master": "averyveryverylongname"}, "cannot be the name of an interface"),
         ({"master": 5}, '"master": Expected'),
         ({"pkey": "0x18001"}, '"pkey": "0x18001" is not a P_Key'),

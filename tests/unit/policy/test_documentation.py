@@ -11,7 +11,7 @@ from cni.ipoib.options import KNOWN as IPOIB
 from cni.sriov.options import KNOWN as SRIOV
 from cni.sriov.options import _SriovRuntimeConfig
 from ipam.config.options import ArgumentIPs, IpamKeys, RuntimeIPs
-from ipam.nv_ipam.options import _PodWishes, _PoolNames
+from ipam.nv_ipam.translate import _PodWishes, _PoolNames
 from policy import document, value_lists
 from policy.document import rules_of
 from tests.runtime import CHECKOUT

@@ -69,7 +69,7 @@ def test_a_node_takes_no_rule_that_only_the_api_server_can_match() -> None:
     rule = {"name": "r", "subjects": [{"namespaces": ["b"]}, subject]}
     with pytest.raises(DocumentError) as refused:
         rules.of({"rules": [rule]}, "config.yaml")
-    assert "policy.rules: only the API server knows" in str(refused.value)
+    assert "policy.rules: namespaceSelector works only in a FabricPolicy" in str(refused.value)
 
 
 def test_a_call_by_itself_is_not_made_under_rules_that_cannot_be_read(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_what_is_beyond_a_limit_is_refused_by_its_place(raw: bytes, place: str, 
 def test_key_that_stands_twice_is_refused_by_its_place(raw: bytes, place: str) -> None:
     error = refused(raw)
     assert error.code == Code.INVALID_CONFIG
-    assert error.message == f'"{place}" stands twice: remove one of them'
+    assert error.message == f'"{place}" occurs twice: remove one of them'
 
 
 @pytest.mark.parametrize("look", [limits.decode, limits.require_readable])

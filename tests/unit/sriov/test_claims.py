@@ -48,7 +48,6 @@ class Claims:
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.node = node
         self.journal = Journal(node.paths)
-        self.claimer = Claimer(self.journal, node.paths)
         self.released: list[str] = []
         self.given = PodHoldings(Pod("", ""))
         monkeypatch.setattr(vf_release, "release_locked", self._release)
@@ -94,7 +93,8 @@ class Claims:
         with NetworkNamespace.open(OWN) as namespace:
             wanted = options.read(request)
             match = Match(self.node.paths, self.given, "fabric/net1")
-            return self.claimer.claim(request, wanted, namespace, HOST, match).entry
+            claimer = Claimer(self.journal, self.node.paths, request, namespace, HOST, match)
+            return claimer.claim(wanted).entry
 
     def _release(
         self,
@@ -181,7 +181,7 @@ def test_device_of_a_living_pod_is_refused_and_only_the_log_names_that_pod(
     assert refusal.code == 11
     assert refusal.message == (
         f"device {VF0} is already allocated: another attachment has it since "
-        "2026-01-02T03:04:05+00:00 (the agent's log says which): try again, or name another device"
+        "2026-01-02T03:04:05+00:00 (the agent's log names it): try again, or name another device"
     )
     assert notes.text == (
         f'device {VF0} is allocated {whose}, interface "net1" of network "fabric", '
@@ -318,7 +318,7 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
         "log names the file; run DEL for its attachment"
     )
     assert notes.text == (
-        f"journal file {path} is damaged: its checksum differs, and it names device {VF0}: run "
+        f"journal file {path} is damaged: its checksum differs; it names device {VF0}: run "
         "DEL for its attachment\n"
     )
     path.write_bytes(content[:-4])

@@ -47,9 +47,9 @@ def claim(node: Node, *rules: dict[str, Any], **config: Any) -> ClaimedDevice:  
     wanted = options.read(request)
     allowance = vf_policy.by_options(wanted, of_pod(policy, Pod("a", "p")))
     match = Match(node.paths, PodHoldings(Pod()), "fabric/net1", allowance)
-    claimer = Claimer(Journal(node.paths), node.paths)
     with NetworkNamespace.open(netns) as namespace:
-        claimed = claimer.claim(request, wanted, namespace, HOST, match)
+        claimer = Claimer(Journal(node.paths), node.paths, request, namespace, HOST, match)
+        claimed = claimer.claim(wanted)
     Journal(node.paths).remove(claimed.entry.attachment)
     return claimed
 
@@ -144,7 +144,7 @@ def test_a_rule_puts_the_vlan_into_an_ethernet_vf_and_the_pkey_into_none(etherne
 def test_device_that_cannot_have_a_fixed_value_says_that_a_rule_puts_it_in(ethernet: Node) -> None:
     ethernet.with_a_scalable_function()
     rule = {"use": ANY | {"vlans": [0]}, "fixed": {"max_tx_rate": 100, "mtu": 1500}}
-    with pytest.raises(CNIError, match=r"a rule .* puts it in, and device mlx5_core"):
+    with pytest.raises(CNIError, match=r"a rule .* sets it, but device mlx5_core"):
         claim(ethernet, rule, deviceID=SF)
     assert claim(ethernet, rule | {"fixed": {"mtu": 1400}}, deviceID=SF).record.mtu == 1400
 

@@ -44,7 +44,7 @@ def test_vf_is_planned_with_interface_and_pf_settings(ethernet: Node) -> None:  
 def test_missing_device(ethernet: Node, address: str) -> None:  # SC2, SC16, B14, SU3
     unfit = _unfit(ethernet, address)
     assert unfit.code == 7
-    assert f'there is no device "{address}" on this node: is it the device that' in unfit.message
+    assert f'device "{address}" is not on this node: is it the device that' in unfit.message
 
 
 def test_vf_that_the_host_uses_is_refused_also_by_its_id(ethernet: Node) -> None:

@@ -14,9 +14,9 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.result import Result
 from ipam.controller.death_proofs import OUT_OF_SERVICE
 from ipam.controller.reclaim import TAINTED_FOR, free_powered_off
-from ipam.executable import IpamExecutable
 from ipam.leases.lessee import CONFIRM_EVERY
 from ipam.leases.objects import AddressBlock, StickySpec
+from ipam.plugin import IpamExecutable
 from ipam.store.reservations import AddressInUse, Grant
 from tests.unit.ipam.calls import error_of, request
 from tests.unit.ipam.controller.cluster import GONE_AFTER, MARGIN, OFFLINE, Cluster

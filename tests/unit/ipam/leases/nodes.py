@@ -9,7 +9,7 @@ import msgspec
 
 from ipam.leases import block_layout
 from ipam.leases.block_layout import pool_name, space_name
-from ipam.leases.claim_queue import Attempts, Lease
+from ipam.leases.claim_request import Attempts, Lease
 from ipam.leases.lessee import Lessee
 from ipam.leases.objects import AddressBlock, AddressPool, Condition, PoolSpec, PoolStatus
 from ipam.plugin import AddressPlugin

@@ -52,7 +52,7 @@ def test_new_pods_get_addresses_for_max_offline_and_no_longer(
     node.clock.now += 1
     node.clock.now += 719
     error = error_of(lambda: node.add("p2"))
-    assert (error.code, "API server is away" in error.message) == (Code.TRY_AGAIN, True)
+    assert (error.code, "API server does not answer" in error.message) == (Code.TRY_AGAIN, True)
     (pool,) = {block.spec.pool for block in server.look_at_all(AddressBlock).items}
     assert "last confirmed its lease of AddressBlock" in error.message
     assert "42 minutes ago" in error.message

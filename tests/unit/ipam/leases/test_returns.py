@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from cni.spec.errors import CNIError, Code
-from ipam.leases.claim_queue import Attempts
-from ipam.leases.claim_request import Want
+from ipam.leases.claim_request import Attempts, Want
 from ipam.leases.lessee import CONFIRM_EVERY, Lessee
 from ipam.leases.objects import AddressBlock, AddressPool, Condition
 from ipam.plugin import AddressPlugin

@@ -15,10 +15,10 @@ from cni.spec.errors import CNIError, Code
 from ipam.addresses import parse
 from ipam.leases import leased_store
 from ipam.leases.block_store import BlockStore
-from ipam.leases.claim_queue import Attempts
 from ipam.leases.claim_request import (
     PATIENCE,
     POOL_PATIENCE,
+    Attempts,
     Claims,
     LeasesNothing,
     PoolPending,
@@ -225,12 +225,11 @@ def test_both_waits_fit_into_a_call(tmp_path: Path, clock: Time) -> None:
     assert Settings().deadline / 2 > POOL_PATIENCE + PATIENCE
 
 
-def test_an_add_whose_time_is_over_is_not_among_those_that_wait() -> None:
+def test_a_claim_is_late_while_no_add_waits_for_it() -> None:
     attempts = Attempts(lambda want, is_late: None)
     range_ = SETS[0].ranges[0]
     want = Want(range_, (range_.domain, range_.network))
     attempt = attempts.add(want, -math.inf)
     assert attempt.is_late()
     attempts.add(want, math.inf)
-    assert attempts.waiting(want) == 1
     assert not attempt.is_late()

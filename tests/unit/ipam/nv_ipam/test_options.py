@@ -3,7 +3,7 @@
 import pytest
 
 from cni.spec.errors import CNIError, Code
-from ipam.nv_ipam.options import NvIpamOptions, read
+from ipam.nv_ipam.translate import NvIpamOptions, read_options
 from tests.unit.ipam.calls import Json, request
 
 
@@ -14,7 +14,7 @@ def options(
 ) -> NvIpamOptions:
     keys = {"type": "nv-ipam"} | dict(ipam or {})
     asked = request("ADD", keys, "c1", network="net", args=cni_args, config=config)
-    return read(asked.config, asked.arguments)
+    return read_options(asked.config, asked.arguments)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_pods_own_pools_go_first() -> None:
 
 def test_empty_args_are_no_error() -> None:
     asked = request("ADD", {"type": "nv-ipam"}, "c1", network="net", config={"args": {}})
-    assert read(asked.config, asked.arguments).pools == ("ippool/net",)
+    assert read_options(asked.config, asked.arguments).pools == ("ippool/net",)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from ipam.leases.objects import AddressCounts, AddressPool
 from ipam.nv_ipam import importing
 from ipam.nv_ipam.pool_import import ExcludedIndexes, NodePart
 from ipam.store.reservations import unnamed
-from kube.node_selector import NodeSelector, Requirement, SelectorTerm, selects
-from kube.resources import Meta, Node
+from kube.resources import Meta, Node, NodeSelector, Requirement, SelectorTerm, selects
 from tests.unit.ipam.nv_ipam.nodes import (
     World,
     daemon_writes,
