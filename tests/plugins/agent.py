@@ -13,8 +13,7 @@ from agent.serve.calls import Loader
 from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from cni.spec.plugin import Plugin
-from ipam.plugin import IpamExecutable
-from ipam.plugin import AddressPlugin
+from ipam.plugin import AddressPlugin, IpamExecutable
 from ipam.store_choice import Stores
 from tests.plugins.noop import Noop
 
