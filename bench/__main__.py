@@ -1,4 +1,4 @@
-"""Every table."""
+"""Print every table."""
 
 from bench import attach, devices
 

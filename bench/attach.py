@@ -1,6 +1,6 @@
 """Launcher and agent against Go's plugins, in one run: ratios of medians, not milliseconds.
 
-Whole processes, as a runtime starts them. Namespaces and interfaces are made for it and removed,
+It starts whole processes, as a runtime does. It makes namespaces and interfaces and removes them,
 also after Ctrl-C. Run as root: `python -m bench.attach`.
 """
 
@@ -44,7 +44,7 @@ ROUNDS = 40
 LARGE = 16_000  # reservations
 MANY = 200  # at once
 MOVES = 16  # at once
-SETTLE = 0.25  # seconds for a removed namespace's end, which takes the lock that moves need
+SETTLE = 0.25  # seconds in which a removed namespace ends; moves need the lock that its end takes
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def measure(rounds: int = ROUNDS) -> None:
 
 @contextmanager
 def serving(root: Path) -> Iterator[Service]:
-    """An agent with the plugin `moved` whose files are below `root`, for the block."""
+    """An agent with the plugin `moved` and its files below `root`, for the block."""
     install_launchers(root / "bin", ("podfabric-ipam", "moved"))
     agent = Service(root, "bench.moved")
     try:
@@ -93,18 +93,18 @@ def serving(root: Path) -> Iterator[Service]:
 
 
 def side_of(agent: Service, name: str) -> Side:
-    """An executable that asks the agent."""
+    """The executable of a plugin that our agent serves."""
     return Side(agent.root / "bin" / name, {"ipam": IPAM}, {"PODFABRIC_SOCKET": str(agent.socket)})
 
 
 def go_side(executable: Path, directory: Path) -> Side:
-    """An executable of Go's, with host-local, which keeps its addresses there."""
+    """An executable of Go's, with host-local, which keeps its addresses in `directory`."""
     ipam = {"type": "host-local", "dataDir": str(directory), "subnet": "10.0.0.0/8"}
     return Side(executable, {"ipam": ipam})
 
 
 def addresses(root: Path, rounds: int) -> None:
-    """An address reserved, and VERSION."""
+    """Measure the reservation of an address, and VERSION."""
     for size, target in ((0, 0.6), (LARGE, 0.05)):
         directory = root / f"agent-{size}"
         held = [
@@ -126,7 +126,7 @@ def addresses(root: Path, rounds: int) -> None:
 
 
 def fill_host_local(directory: Path, size: int) -> None:
-    """The same reservations as host-local keeps them: a file each."""
+    """Write the same reservations in host-local's form: a file for each."""
     directory.mkdir(parents=True)
     for number in range(size):
         (directory / text(FIRST + number)).write_bytes(b"c%d\r\neth0" % number)
@@ -135,7 +135,7 @@ def fill_host_local(directory: Path, size: int) -> None:
 
 
 def reserve_and_release(side: Side, number: int) -> float:
-    """The seconds of an ADD, whose DEL follows."""
+    """Seconds that an ADD takes; its DEL follows."""
     call = side.call("ADD", f"c{number}")
     ips = run(call)["ips"]
     assert len(ips) == 1, ips
@@ -144,14 +144,14 @@ def reserve_and_release(side: Side, number: int) -> float:
 
 
 def version(side: Side, number: int) -> float:
-    """The seconds of a VERSION."""
+    """Seconds that a VERSION takes."""
     call = side.call("VERSION", "c")
     assert VERSION in run(call)["supportedVersions"]
     return call.seconds
 
 
 class Turn(NamedTuple):
-    """How long ADDs and the DELs after them took, and what the agent needed for them meanwhile."""
+    """Seconds that ADDs and the DELs after them took, and the agent's CPU time meanwhile."""
 
     added: float
     removed: float
@@ -160,7 +160,7 @@ class Turn(NamedTuple):
 
 
 def moves(root: Path, agent: Service, pairs: Sequence["Cable"], rounds: int) -> None:
-    """An interface moved into a pod and given an address, and back: one, and many at once."""
+    """Measure moves of an interface with an address into a pod and back: one, then many at once."""
     ours, theirs = side_of(agent, "moved"), go_side(HOST_DEVICE, root / "host-local")
     for count, target in ((1, 0.7), (MOVES, 0.5)):
         podfabric, go = interleaved(
@@ -200,7 +200,7 @@ def attach_and_detach(side: Side, agent: Service, pairs: Sequence["Cable"], numb
 
 
 def storm(agent: Service) -> None:
-    """Many ADDs at once, against one at a time of the same kind."""
+    """Compare many ADDs at once with ADDs of the same kind one at a time."""
     side = side_of(agent, "podfabric-ipam")
     alone = [side.call("ADD", f"alone-{number}") for number in range(MANY)]
     for call in alone:
@@ -222,7 +222,7 @@ def storm(agent: Service) -> None:
 
 
 class Cable(NamedTuple):
-    """One end of a veth pair on the host, the other aside, and a pod's namespace for it."""
+    """A veth pair with one end on the host, the other end elsewhere, and a namespace for a pod."""
 
     name: str
     pod: str
@@ -233,7 +233,7 @@ class Cable(NamedTuple):
         return side.call(command, f"{self.name}-{number}", netns, device=self.name)
 
     def require_address(self, cidr: str) -> None:
-        """End the measurement if the pod's interface does not have it, or is not up."""
+        """End the measurement unless the pod's interface is up and has the address."""
         (shown,) = json.loads(ip("-n", self.pod, "-j", "address", "show", "dev", "net1"))
         present = {f"{own['local']}/{own['prefixlen']}" for own in shown["addr_info"]}
         assert cidr in present and "UP" in shown["flags"], shown
@@ -241,7 +241,7 @@ class Cable(NamedTuple):
 
 @contextmanager
 def cables(count: int) -> Iterator[list[Cable]]:
-    """Cables and namespaces, which are gone afterwards."""
+    """Cables and namespaces for the block; removed afterwards."""
     with ExitStack() as stack:
         aside = stack.enter_context(namespace("aside"))
         made = []

@@ -1,12 +1,13 @@
 """The device plugin with a thousand ids: a made-up server of 8 HCAs with 125 slots each.
 
-Plugin and kubelet stand-in are processes of their own; the client makes plain gRPC calls. Each row
-is also given as a multiple of an empty call of the same server, which shows what the machine adds:
-on a virtual machine, CPUs that wake up late or are taken away slow down every row. Such phases last
-seconds, so the methods take turns in rounds, and each target says in how many rounds it was met.
+The plugin and the kubelet stand-in are separate processes; the client makes plain gRPC calls. Each
+row is also given as a multiple of an empty call to the same server, which shows the machine's
+share. On a virtual machine, CPUs that wake up late or are taken away slow down every row. Such
+phases last seconds, so the methods alternate in rounds, and each target has a count of the rounds
+that met it.
 
-Allocate waits for the disk once. The row below it writes a file of the same size in the same way,
-without the plugin: a disk that is busy with others shows there, too.
+Allocate writes to disk once. The next row writes a file of the same size in the same way, without
+the plugin, so it shows how busy the disk is with other programs' writes.
 Run as root: `python -m bench.devices`.
 """
 
@@ -36,7 +37,7 @@ RESOURCE = "rdma/hca"
 SLOTS = 125
 IDS = SLOTS * len(servers.DGX_HCAS)
 ROUNDS = 10
-LISTS, CALLS, WRITES, RESTARTS = 100, 500, 100, 10  # of a round; restarts in all
+LISTS, CALLS, WRITES, RESTARTS = 100, 500, 100, 10  # per round; restarts in total
 MOST_ALLOCATE = 3.5  # times the empty call, in the median
 
 
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def measure() -> None:
-    """Every row."""
+    """Measure and print every row."""
     head = f"{'median':>12}{'p99':>12}{'x empty':>9}"
     print(f"\n{f'device plugin, {IDS} ids, {ROUNDS} rounds':42}{head}", flush=True)
     with _serving() as (paths, kubelet, stub):
@@ -57,8 +58,8 @@ def measure() -> None:
 
 @contextmanager
 def _serving() -> Iterator[tuple[Paths, Kubelet, v1beta1_pb2_grpc.DevicePluginStub]]:
-    """The server with plugin and kubelet. What a node has in memory, such as /sys and /run, is in
-    memory here."""
+    """The server with plugin and kubelet. The directories that a node keeps in memory, such as
+    /sys and /run, are in memory here too."""
     with (
         tempfile.TemporaryDirectory(prefix="pfb", dir="/dev/shm") as memory,  # short, for sockets
         tempfile.TemporaryDirectory(prefix="pfb", dir="/var/tmp") as state,
@@ -75,7 +76,7 @@ def _serving() -> Iterator[tuple[Paths, Kubelet, v1beta1_pb2_grpc.DevicePluginSt
 
 
 def _calls(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> None:
-    """The rows of single calls."""
+    """Measure the rows of single calls."""
     choose = v1beta1_pb2.PreferredAllocationRequest(
         container_requests=[
             v1beta1_pb2.ContainerPreferredAllocationRequest(
@@ -108,7 +109,7 @@ def _calls(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> None:
 
 
 def _lists(stub: v1beta1_pb2_grpc.DevicePluginStub) -> list[float]:
-    """From the call to the first list."""
+    """Seconds from each call to its first list."""
 
     def once() -> None:
         call = stub.ListAndWatch(v1beta1_pb2.Empty())
@@ -119,7 +120,7 @@ def _lists(stub: v1beta1_pb2_grpc.DevicePluginStub) -> list[float]:
 
 
 def _allocations(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> list[float]:
-    """The seconds of each. An id that is allocated already gets another holder."""
+    """Seconds of each Allocate. An id that is already allocated gets another holder."""
     requests = [
         v1beta1_pb2.AllocateRequest(
             container_requests=[v1beta1_pb2.ContainerAllocateRequest(devices_ids=[id_])]
@@ -134,7 +135,7 @@ def _allocations(stub: v1beta1_pb2_grpc.DevicePluginStub, paths: Paths) -> list[
 
 
 def _writes(paths: Paths) -> list[float]:
-    """The seconds of writing a file like the checkpoint beside it, until it is on disk."""
+    """Seconds to write a file like the checkpoint next to it, and to sync it."""
     content = paths.checkpoint.read_bytes()
     file = paths.devices / "bench"
     seconds = _times(WRITES, lambda: files.write_atomically(file, content, durable=False))
@@ -143,7 +144,7 @@ def _writes(paths: Paths) -> list[float]:
 
 
 def _restarts(kubelet: Kubelet) -> None:
-    """From the kubelet's start until the resource is allocatable again."""
+    """Measure the time from the kubelet's start until the resource is allocatable again."""
 
     def once() -> None:
         kubelet.start()
@@ -152,19 +153,19 @@ def _restarts(kubelet: Kubelet) -> None:
     seconds = []
     for number in range(RESTARTS):
         kubelet.stop()
-        # The plugin may or may not have noticed yet that the kubelet is gone.
+        # The plugin may not have noticed yet that the kubelet has stopped.
         time.sleep(0.3 * (number % 3))
         seconds.append(timeit.timeit(once, number=1))
     _row("kubelet.sock again, until allocatable", [seconds], None, 1.0)
 
 
 def _ids(each: int) -> list[str]:
-    """The first slots of every HCA, HCAs in turn."""
+    """The first slots of every HCA, alternating between HCAs."""
     return [f"{hca}-{slot}" for slot in range(each) for hca in servers.DGX_HCAS]
 
 
 def _times(rounds: int, call: Callable[[], object]) -> list[float]:
-    """The seconds of each round; two to warm up. No garbage is collected meanwhile."""
+    """Seconds of each round, after two rounds to warm up. No garbage is collected meanwhile."""
     return timeit.repeat(call, number=1, repeat=rounds + 2)[2:]
 
 
@@ -175,7 +176,8 @@ def _row(
     target: float | None = None,
     comment: str = "",
 ) -> None:
-    """Print median and p99 of all rounds, the ratio of the medians, and the rounds on target."""
+    """Print median and p99 of all rounds, the ratio of the medians, and the rounds that met the
+    target."""
     seconds = list(chain.from_iterable(rounds))
     median, p99 = statistics.median(seconds), quantile(seconds, 0.99)
     ratio = f"{median / base:9.1f}" if base is not None else f"{'':9}"

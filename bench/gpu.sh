@@ -1,13 +1,14 @@
 #!/bin/sh
-# What the GPU libraries do on a GPU: a line for each number, with its target and whether it is met.
+# Measures of the GPU libraries: a line for each number, with its target and whether it is met.
 #
 #   bench/gpu.sh [--short] [ROW...]               on this machine's GPU
 #   bench/gpu.sh --stand-in [--short] [ROW...]    over the tests' stand-in for the driver, which shows that
 #                                                 this script works, and nothing about a GPU
 #
 # Rows: g1 to g15; without any, all. It needs a C compiler, binutils, and Python 3.11 with msgspec (PYTHON,
-# .venv/bin/python by default). PyTorch and CuPy are used from BENCH_PYTHON (python3 by default) if it has
-# them, else they are installed into build/gpu/bench-venv where a GPU is. It changes no setting of the GPU.
+# .venv/bin/python by default). The frameworks PyTorch and CuPy come from BENCH_PYTHON (python3 by default)
+# if it has them. Otherwise, on a machine with a GPU, they are installed into build/gpu/bench-venv. It
+# changes no setting of the GPU.
 set -eu
 cd "$(dirname "$0")/.."
 

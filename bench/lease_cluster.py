@@ -1,5 +1,5 @@
-"""A real API server, the controller, and many nodes, for `bench.leases`; their auditor, and what
-rows print."""
+"""A real API server, the controller, and many nodes for `bench.leases`, with their auditor and
+their output."""
 
 import re
 import statistics
@@ -28,7 +28,7 @@ _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\d+)", re.MULTILINE)
 
 
 class LeaseCluster:
-    """The API server, and nodes in some processes. A row has networks of its own."""
+    """The API server, and nodes in some processes. Each row has networks of its own."""
 
     def __init__(self, server: ApiServer, directory: Path, processes: int) -> None:
         self.server = server
@@ -41,8 +41,8 @@ class LeaseCluster:
         self._made = 0
 
     def start_controller(self, margin: float = MARGIN) -> int:
-        """`podfabric controller`, in place of the one that runs; its pid. It waits for `margin`
-        seconds beyond maxOffline."""
+        """Start `podfabric controller` in place of the running one; returns its pid. It waits
+        for `margin` seconds beyond maxOffline."""
         self.stop_controller()
         program = (
             "from ipam.controller.rounds import Rounds; "
@@ -57,7 +57,7 @@ class LeaseCluster:
         return self._controller.pid
 
     def stop_controller(self) -> None:
-        """It gives its Lease back, so that the next one leads at once."""
+        """Stop the controller. It gives its Lease back, so the next one leads immediately."""
         if self._controller is not None:
             self._controller.terminate()
             self._controller.wait()
@@ -86,7 +86,7 @@ class LeaseCluster:
         return any(each.type == "Ready" and each.status == "True" for each in conditions)
 
     def start(self, count: int, *, leases: bool = True) -> None:
-        """New nodes; those of the last row end."""
+        """Start new nodes; the nodes of the last row end."""
         self.stop()
         self.resume(self.new_places(count, leases=leases))
 
@@ -102,13 +102,13 @@ class LeaseCluster:
         return places
 
     def resume(self, places: Sequence[Place], processes: int = 0) -> None:
-        """Agents of these nodes, over the stores that are there."""
+        """Start agents of these nodes over their existing stores."""
         self.resume_blindly(places, processes or self._processes)
         if all(place.leases for place in places):
             until(lambda: all(each.confirmed is not None for each in self.states()), pause=0.5)
 
     def resume_blindly(self, places: Sequence[Place], processes: int = 1) -> None:
-        """The same, without waiting until they are confirmed."""
+        """Do the same as `resume`, without waiting until the agents are confirmed."""
         number = min(processes, len(places))
         self.nodes += [NodeProcess(places[index::number]) for index in range(number)]
 
@@ -118,7 +118,7 @@ class LeaseCluster:
         self.nodes = []
 
     def all(self, order: str, *arguments: object) -> list[Any]:
-        """Give all nodes the order at once; what each answers."""
+        """Give all nodes the order at once; returns the answer of each."""
         for each in self.nodes:
             each.ask(order, *arguments)
         return [answer for each in self.nodes for answer in each.answer()]
@@ -127,7 +127,7 @@ class LeaseCluster:
         return self.all("state")
 
     def requests(self) -> Counter[str]:
-        """How many the API server had about our objects, by verb and kind."""
+        """The number of requests about our objects at the API server, by verb and kind."""
         text = self.server.kubectl("get", "--raw", "/metrics")
         counted: Counter[str] = Counter()
         for labels, count in _REQUESTS.findall(text):
@@ -137,7 +137,7 @@ class LeaseCluster:
         return counted
 
     def cpu(self) -> Counter[str]:
-        """Milliseconds of CPU that the processes have used, by what they are."""
+        """Milliseconds of CPU that the processes have used, by their role."""
         of = [*self.server.plane.pids().items()]
         if self._controller is not None:
             of.append(("controller", self._controller.pid))
@@ -152,13 +152,13 @@ class LeaseCluster:
 
 
 def machine_ids(machine: str) -> dict[str, str]:
-    """What the Node object of a machine says of it."""
+    """The identities of a machine in its Node object."""
     return {"machineID": f"m-{machine}", "systemUUID": f"s-{machine}", "bootID": "boot-1"}
 
 
 def audit(cluster: LeaseCluster) -> Mapping[str, int]:
-    """What must be 0: addresses that two nodes hold, rows without their object and objects without
-    their row."""
+    """Counts that must be 0: addresses that two nodes hold, rows without their object, and
+    objects without their row."""
     states = cluster.states()
     objects = {each.metadata.name: each for each in cluster.blocks()}
     held = Counter(each for state in states for each in set(state.held))
@@ -179,12 +179,12 @@ def audit(cluster: LeaseCluster) -> Mapping[str, int]:
 
 
 def say(what: str, value: object) -> None:
-    """A line of the row."""
+    """Print a line of the row."""
     print(f"    {what:<40} {value}", flush=True)
 
 
 def times(seconds: Sequence[float]) -> str:
-    """Quantiles of how long calls took, in milliseconds."""
+    """Quantiles of the calls' durations, in milliseconds."""
     if len(seconds) < 2:
         return f"{len(seconds)} calls"
     p50, p99 = statistics.median(seconds), statistics.quantiles(seconds, n=100)[98]
@@ -195,7 +195,8 @@ def times(seconds: Sequence[float]) -> str:
 
 
 def told(done: Sequence[Did], when: str = "", *, began: float | None = None) -> list[float]:
-    """Print what ADDs did `when`, and if they all `began` then, how long the last one took."""
+    """Print the ADDs' results `when`. If they all `began` then, print the time of the last one
+    too."""
     seconds = [each for did in done for each in did.seconds]
     errors: Counter[int] = Counter()
     for did in done:
@@ -216,14 +217,15 @@ def requested(cluster: LeaseCluster, before: Counter[str]) -> int:
 
 
 def cpu(cluster: LeaseCluster, before: Counter[str], seconds: float) -> None:
-    """Print the CPU time since `before`, so many seconds ago: others have the rest of the CPUs."""
+    """Print the CPU time since `before`, `seconds` ago. Other programs use the rest of the CPUs."""
     used = cluster.cpu() - before
     spent = ", ".join(f"{what} {ms / 1e3:.1f} s" for what, ms in sorted(used.items()))
     say("CPU time", f"{spent}, {used.total() / 1e3:.1f} s in all, in {seconds:.1f} s")
 
 
 def audited(cluster: LeaseCluster) -> None:
-    """Stores and objects are read one after the other, and nodes may lease ahead meanwhile."""
+    """Print the audit. It reads stores first and objects second; nodes may lease ahead
+    meanwhile."""
     end = time.monotonic() + SETTLES
     while True:
         found = audit(cluster)

@@ -25,13 +25,13 @@ from tests.waiting import until
 NODES = 64
 ROUNDS = 10
 SHARE = 1 / 3  # of the pods end in a round
-SETTLED = 5.0  # seconds after which an address that is free can be had anywhere
+SETTLED = 5.0  # seconds after which a free address is available on every node
 PATIENCE = 60.0  # seconds that a pod tries
 
 
 def a10(cluster: LeaseCluster) -> None:
     """64 nodes: 60 addresses and 60 pods; 254 addresses and 200 pods. Pods are placed at random,
-    and 10 times a third of them ends and others begin elsewhere"""
+    and 10 times a third of them ends and new pods begin elsewhere"""
     _crowded(cluster, "10.10.0.0/26", "a10", 60, exclude=("10.10.0.1", "10.10.0.2"))
     _crowded(cluster, "10.11.0.0/24", "a10-more", 200)
 
@@ -85,7 +85,7 @@ class _Crowd:
         self.late = 0
 
     def begin(self, until: int) -> None:
-        """Place pods until there are so many, all at once."""
+        """Place pods, all at once, until there are `until`."""
         by_node: defaultdict[str, list[str]] = defaultdict(list)
         while len(self.placed) < until:
             self._made += 1
@@ -99,7 +99,7 @@ class _Crowd:
             self.late += not placed.address
 
     def end(self, count: int) -> None:
-        """So many pods end."""
+        """End `count` pods."""
         by_node: defaultdict[str, list[str]] = defaultdict(list)
         for pod in self._chance.sample(sorted(self.placed), count):
             by_node[self.placed.pop(pod)].append(pod)
@@ -107,7 +107,7 @@ class _Crowd:
 
 
 def a11(cluster: LeaseCluster) -> None:
-    """A node has a pod, another one all other addresses, and asks for one more. The pod ends"""
+    """One node has a pod, another has all other addresses and requests one more. The pod ends"""
     cluster.server.send("POST", "/api/v1/namespaces", {"metadata": {"name": "ns"}})
     ipam = cluster.pool("10.17.0.0/28", "a11", block_size=4)
     cluster.resume(cluster.new_places(2), processes=2)
@@ -179,8 +179,8 @@ _BLOCKS = "/apis/ipam.podfabric.io/v1alpha1/addressblocks"
 
 
 def _fill(cluster: LeaseCluster, nodes: int, blocks: int) -> None:
-    """A Node and a block are made by the API server; all others are copied to etcd, many at once,
-    with other names, as making them would take half an hour on a busy machine."""
+    """The API server makes one Node and one block. Copies with other names go to etcd directly,
+    many at once: making them through the server would take half an hour on a busy machine."""
     geometry = Geometry(parse_interface("10.0.0.0/12")[1], 32)
     cluster.server.machine("node-0", **machine_ids("node-0"))
     _, node = cluster.server.send("GET", "/api/v1/nodes/node-0")

@@ -1,4 +1,4 @@
-"""Rows of `bench.leases`: nodes that die, and Node objects that are made again."""
+"""Rows of `bench.leases`: nodes that die, and Node objects that are recreated."""
 
 import time
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from ipam.leases.sticky import is_let_go
 
 GONE_AFTER, OFFLINE, MARGIN = 10.0, 30.0, 3.0  # seconds, in place of 10, 30 and 5 min
 TAINTED_FOR = 60.0
-LATE = 10.0  # seconds that the controller may take beyond these
+LATE = 10.0  # seconds by which the controller may exceed these
 SHORT = ReclaimSpec(node_gone_after=f"{GONE_AFTER:.0f}s", max_offline=f"{OFFLINE:.0f}s")
-SILENT_FOR = 180.0  # seconds after which the blocks of a silent node are looked at
-NODES_MADE_AGAIN, CHURNING = 100, 90.0  # seconds that this takes at least
+SILENT_FOR = 180.0  # seconds after which the controller examines the blocks of a silent node
+NODES_MADE_AGAIN, CHURNING = 100, 90.0  # minimum seconds of the row
 
 
 def a7(cluster: LeaseCluster) -> None:
@@ -52,7 +52,7 @@ def a7(cluster: LeaseCluster) -> None:
 
 
 def a8(cluster: LeaseCluster) -> None:
-    """4 nodes, ADD and DEL in a loop; the Node of one is deleted and made again 100 times"""
+    """4 nodes, ADD and DEL in a loop; the Node of one is deleted and recreated 100 times"""
     cluster.start_controller(MARGIN)
     ipam = cluster.pool("10.8.0.0/20", "a8", reclaim=SHORT)
     places = cluster.new_places(4)
@@ -64,7 +64,7 @@ def a8(cluster: LeaseCluster) -> None:
         each.ask("churn", CHURNING, 0.05, [ipam])
     for number in range(NODES_MADE_AGAIN):
         cluster.server.remove_node(name, pods=False)
-        time.sleep(12.0 if number % 25 == 24 else 0.2)  # longer than nodeGoneAfter now and then
+        time.sleep(12.0 if number % 25 == 24 else 0.2)  # sometimes longer than nodeGoneAfter
         cluster.server.machine(name, **machine_ids(name))
         time.sleep(0.2)
     told(done := [did for each in cluster.nodes for did in each.answer()])

@@ -1,5 +1,6 @@
-"""The nodes of `bench.leases`: address plugin, store and lessee of many agents, each with its own
-directory, Node object and token. A process has some of them, and does what its pipe says."""
+"""The nodes of `bench.leases`: address plugin, store and lessee of many agents, each with its
+own directory, Node object and token. A process runs some of them, and takes orders from its
+pipe."""
 
 import multiprocessing
 import os
@@ -32,7 +33,7 @@ TRIES = 40  # of one ADD, as its runtime repeats it
 
 
 class Place(NamedTuple):
-    """Where a node is, and how it reaches the API server. One that `leases` does so by itself."""
+    """A node's directory, and its access to the API server. `leases`: its own thread leases."""
 
     name: str
     kubeconfig: Path
@@ -41,7 +42,7 @@ class Place(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a node's store has, and what its client has asked for."""
+    """The contents of a node's store, and the requests of its client."""
 
     name: str
     instance: str
@@ -54,7 +55,7 @@ class State(NamedTuple):
 
 
 class Did(NamedTuple):
-    """ADDs: how long each took, when the last one ended, errors by code, what failed for good."""
+    """Results of ADDs: their durations, the end of the last one, errors by code, final failures."""
 
     seconds: Sequence[float]
     ended: float
@@ -63,7 +64,7 @@ class Did(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One ADD: the address, or the error's code and text; seconds."""
+    """The result of one ADD: the address, or the error's code and text; seconds."""
 
     address: str
     code: int
@@ -72,7 +73,8 @@ class Answer(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A pod and its address, "" without: seconds from its first ADD on, codes of errors before."""
+    """A pod and its address ("" without one); seconds since its first ADD, and earlier error
+    codes."""
 
     address: str
     seconds: float
@@ -80,7 +82,7 @@ class Placed(NamedTuple):
 
 
 class FaultyTransport:
-    """Fails some of the requests: half of these have their effect, whose answer is lost."""
+    """Fails some requests. Half of the failed ones take effect, and their answer is lost."""
 
     def __init__(self, inner: Any) -> None:  # noqa: ANN401 - a Transport
         self._inner = inner
@@ -105,7 +107,7 @@ class FaultyTransport:
 
 
 class Node:
-    """One node. Its clock can be put forward."""
+    """One node. Its clock can be advanced."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -130,7 +132,7 @@ class Node:
         return boottime() + self.offset
 
     def add(self, pod: str, ipam: Ipam, ifname: str, did: list[float], errors: Counter[int]) -> str:
-        """One interface of a pod, as a runtime asks for it again and again; "", or an error."""
+        """Add one interface of a pod, repeating as a runtime does; returns "" or an error."""
         began = time.monotonic()
         for _ in range(TRIES):
             answer = self.add_once(pod, f"{pod}-1", ipam, ifname)
@@ -173,7 +175,8 @@ class Node:
 
 
 class NodeProcess:
-    """Some nodes in a process of their own. `ask` and `answer` may be apart, for all at once."""
+    """Some nodes in a separate process. Separate `ask` and `answer` let all processes work at
+    once."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -193,12 +196,12 @@ class NodeProcess:
         self._pipe.send((order, arguments))
 
     def answer(self) -> list[Any]:
-        """One for each node."""
+        """The answer of each node."""
         answers: list[Any] = self._pipe.recv()
         return answers
 
     def kill(self) -> None:
-        """As a SIGKILL of the agents."""
+        """Kill the agents by SIGKILL."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -206,7 +209,7 @@ class NodeProcess:
 
 def _serve(pipe: Connection, places: Sequence[Place]) -> None:
     with (places[0].directory.parent / f"{places[0].name}.log").open("w") as log:
-        os.dup2(log.fileno(), 2)  # a line for each ADD that is repeated
+        os.dup2(log.fileno(), 2)  # one line for each repeated ADD
     decoding.build_decoders()
     nodes = [Node(place) for place in places]
     while True:
@@ -218,7 +221,7 @@ def _serve(pipe: Connection, places: Sequence[Place]) -> None:
 
 
 def _pods(node: Node, names: Sequence[str], ipams: Sequence[Ipam]) -> Did:
-    """A pod of each name with an interface for each `ipam`, one after the other."""
+    """Add a pod of each name with an interface for each `ipam`, one after the other."""
     took: list[float] = []
     errors: Counter[int] = Counter()
     failed = [
@@ -231,7 +234,7 @@ def _pods(node: Node, names: Sequence[str], ipams: Sequence[Ipam]) -> Did:
 
 
 def _churn(node: Node, for_: float, pause: float, ipams: Sequence[Ipam]) -> Did:
-    """ADD and DEL of a pod, again and again."""
+    """Repeat ADD and DEL of a pod."""
     took: list[float] = []
     errors: Counter[int] = Counter()
     failed: list[str] = []
@@ -253,7 +256,7 @@ def _churn(node: Node, for_: float, pause: float, ipams: Sequence[Ipam]) -> Did:
 def _placed(
     node: Node, pods: Mapping[str, Sequence[str]], ipam: Ipam, for_: float
 ) -> Sequence[Placed]:
-    """All pods of this node at once: each tries again, as a runtime does, for so many seconds."""
+    """Add all pods of this node at once. Each ADD is repeated, as by a runtime, for `for_` s."""
 
     def place(pod: str) -> Placed:
         began, refused = time.monotonic(), []
@@ -278,7 +281,7 @@ def _tried(node: Node, pod: str, container: str, ipam: Ipam) -> Answer:
 
 
 def _deletions(node: Node, names: Sequence[str], interfaces: int) -> Sequence[float]:
-    """The seconds of each DEL."""
+    """Seconds of each DEL."""
     took = []
     for pod in names:
         for number in range(interfaces):
@@ -289,12 +292,12 @@ def _deletions(node: Node, names: Sequence[str], interfaces: int) -> Sequence[fl
 
 
 def _forward(node: Node, seconds: float) -> None:
-    """Put the clock forward; the lessee's thread sees it within a second."""
+    """Advance the clock; the lessee's thread notices within a second."""
     node.offset += seconds
 
 
 def _idle(node: Node, seconds: int) -> None:
-    """Time passes without a pod, second by second, for a lessee without a thread."""
+    """Let time pass without a pod, second by second, for a lessee without a thread."""
     for _ in range(seconds):
         node.offset += 1.0
         node.lessee.step()

@@ -1,7 +1,7 @@
 """`python -m bench.leases [ROW ...]`: cluster-wide addresses on a real etcd and API server.
 
-The nodes are the plugin, the store and the lessee of agents, in some processes of this machine; the
-API server, etcd and the controller run beside them, on the same CPUs. After each row an auditor
+The nodes are the plugin, the store and the lessee of agents, in some processes of this machine. The
+API server, etcd and the controller run on the same CPUs. After each row an auditor
 compares all stores with all objects.
 """
 
@@ -33,12 +33,12 @@ from kube.resources import Meta
 
 
 def main() -> None:
-    """Do the rows that the command line names, or all."""
+    """Run the rows that the command line names, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", choices=[[], *ROWS], metavar="ROW")
     arguments = parser.parse_args()
     for name in arguments.rows or list(ROWS):
-        # Each has an API server of its own: what one leaves behind costs the next nothing.
+        # Each row has its own API server, so that no row leaves load for the next.
         with lease_cluster() as cluster:
             load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
             print(f"\n{name}: {ROWS[name].__doc__}\n    load average {load}", flush=True)
@@ -46,8 +46,8 @@ def main() -> None:
 
 
 def a0(cluster: LeaseCluster) -> None:
-    """Leases that 1 and 16 clients make and give back for 15 s, with no address management: the
-    ceiling, to which all other rates are relative."""
+    """Leases that 1 and 16 clients make and give back for 15 s, with no address management. All
+    other rates are relative to this ceiling."""
     kubeconfig = cluster.server.plane.kubeconfig("admin")
     for clients in (1, 16):
         took: list[float] = []
@@ -76,7 +76,7 @@ def a1(cluster: LeaseCluster) -> None:
 
 
 def a20(cluster: LeaseCluster) -> None:
-    """64 nodes, IPv6 /64 and dual stack (an IPv4 pool beside it), as A1."""
+    """64 nodes, IPv6 /64 and dual stack (with an additional IPv4 pool), as A1."""
     _churn(cluster, [cluster.pool("fd00:20::/64", "a20")], nodes=64)
     both: dict[str, object] = {
         "ipRanges": [{"range": "10.20.0.0/16"}, {"range": "fd00:21::/64"}],
@@ -109,7 +109,7 @@ def a2(cluster: LeaseCluster) -> None:
 
 
 def a2_pools(cluster: LeaseCluster) -> None:
-    """The same with 16 pools, an interface of each."""
+    """The same with 16 pools; each pod has an interface in each pool."""
     many = [cluster.pool(f"10.{16 + each}.0.0/16", f"rail{each}") for each in range(16)]
     _cold(cluster, many)
 
@@ -153,8 +153,8 @@ def a3(cluster: LeaseCluster) -> None:
 
 
 def a5(cluster: LeaseCluster) -> None:
-    """The API server stands still for 60 s and is away for 60 s, at 10 min of the nodes' clocks; 16
-    nodes with 1 ADD/s each. The agents of half of them are killed meanwhile."""
+    """The API server hangs for 60 s, then is down for 60 s, at 10 min of the nodes' clocks; 16
+    nodes with 1 ADD/s each. The agents of half of the nodes are killed meanwhile."""
     ipam = cluster.pool("10.0.0.0/16", "a5")
     cluster.start(16)
     cluster.all("pods", ["stays"], [ipam])
@@ -180,14 +180,14 @@ def a5(cluster: LeaseCluster) -> None:
         time.sleep(0.2)
     say("the server's start", f"{ready - began:.1f} s")
     say("from then until all nodes are confirmed", f"{time.monotonic() - ready:.1f} s")
-    total = cluster.requests().total()  # the server has counted from its start
+    total = cluster.requests().total()  # since the server's start
     say("requests a second since its start", f"{total / (time.monotonic() - began):.1f}")
     audited(cluster)
 
 
 def a12(cluster: LeaseCluster) -> None:
-    """16 nodes, a pod in each of two ranges that overlap; then with a private one of each, whose
-    addresses the others may have, too."""
+    """16 nodes, a pod in each of two ranges that overlap; then with a private range of each,
+    whose addresses pods of other domains may have too."""
     ranges = ("10.12.0.0/23", "10.12.0.0/24")
     for network, shared in (("a12", True), ("a12-private", False)):
         ipams = [cluster.pool(range_, network, shared=shared) for range_ in ranges]
@@ -203,7 +203,8 @@ def a12(cluster: LeaseCluster) -> None:
 
 
 def a16(cluster: LeaseCluster) -> None:
-    """etcd is put back to a copy, after 16 nodes added pods. Others lease before these look."""
+    """etcd is restored from a copy, after 16 nodes added pods. Other nodes lease before these
+    check."""
     ipam = cluster.pool("10.0.0.0/20", "a16", block_size=8)
     cluster.start(16)
     cluster.all("pods", [f"old{number}" for number in range(6)], [ipam])
@@ -239,7 +240,7 @@ def a16(cluster: LeaseCluster) -> None:
 
 
 def _named(cluster: LeaseCluster) -> set[str]:
-    """The blocks whose loss an event tells."""
+    """The blocks whose loss an event reports."""
     events = cluster.server.send("GET", "/api/v1/events")[1]["items"]
     return {
         each["involvedObject"]["name"] for each in events if each["reason"] == "AddressBlockLost"
@@ -252,7 +253,7 @@ def _settled(cluster: LeaseCluster) -> bool:
 
 
 def a21(cluster: LeaseCluster) -> None:
-    """128 nodes with a pod each, 10 min idle by their clocks; then the controller, 60 s."""
+    """128 nodes with a pod each, idle for 10 min of their clocks; then the controller, 60 s."""
     ipam = cluster.pool("10.0.0.0/16", "a21")
     cluster.start(128, leases=False)
     cluster.all("pods", ["stays"], [ipam])

@@ -1,8 +1,8 @@
-"""A plugin for measurements: moves an interface that exists into the pod, with addresses.
+"""A plugin for measurements: it moves an existing interface into the pod, with addresses.
 
-`"device"` names the interface. It has the parts of our own interface plugins, journal, undo,
-placement, address management in-process, announcement, and no hardware of its own. So it can be
-measured against host-device, on any machine. `python -m bench.moved` is an agent with it.
+`"device"` names the interface. The plugin uses the same parts as our interface plugins: journal,
+undo, placement, in-process address management, announcement. It needs no hardware, so it can be
+compared with host-device on any machine. `python -m bench.moved` runs an agent with it.
 """
 
 import os
@@ -45,7 +45,7 @@ class _Config(msgspec.Struct):
 
 
 class Moved:
-    """The plugin. Implements `cni.spec.plugin.Plugin`, as far as a measurement needs it."""
+    """The plugin. Implements the part of `cni.spec.plugin.Plugin` that a measurement needs."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -55,12 +55,12 @@ class Moved:
         self._journal = Journal(paths)
 
     def add(self, request: Request) -> Result:
-        """Move the device in, give it addresses, announce them."""
+        """Move the device into the pod, give it addresses, announce them."""
         config = convert(request.config.keys, _Config)
         attachment = Attachment.of(request)
         mark = Mark(attachment.key)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
-            if request.unanswered_since is not None:  # of an agent that died in this call
+            if request.unanswered_since is not None:  # from an agent that died in this call
                 self._remove(request, attachment, opened)
             sandbox = opened.enter_context(sandbox_of(request))
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
@@ -92,7 +92,7 @@ class Moved:
         return Result(interfaces=(interface,), ips=ips, routes=answer.routes, dns=answer.dns)
 
     def delete(self, request: Request) -> None:
-        """Move the device back as it was, then release its addresses."""
+        """Restore the device on the host, then release its addresses."""
         attachment = Attachment.of(request)
         with explained(), self._journal.locked(attachment), ExitStack() as opened:
             self._remove(request, attachment, opened)
@@ -131,7 +131,7 @@ class Moved:
 
 
 def run(paths: Paths) -> int:
-    """Run an agent that has this plugin, too, until SIGTERM."""
+    """Run an agent that also has this plugin, until SIGTERM."""
     return agent.run(paths, lambda addresses: {"moved": lambda environ: Moved(paths, addresses)})
 
 

@@ -1,7 +1,7 @@
-"""Executables started as a runtime starts them, and how long they take, from fork to exit.
+"""Executables started as a runtime starts them, and their time from fork to exit.
 
-Both sides of a comparison are started in the same way, with standard input and output ready
-before the clock runs: `subprocess.run` itself would cost as much as what is measured.
+Both sides of a comparison start in the same way, with standard input and output ready before the
+clock runs. `subprocess.run` itself would cost as much as the measured call.
 """
 
 import json
@@ -18,19 +18,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 
-# Debian's are of 1.1.1. Later ones go through a third namespace (1.7.1: `go install` both from
-# github.com/containernetworking/plugins into a directory of their own).
+# Debian has 1.1.1. Later versions go through a third namespace (for 1.7.1: `go install` both from
+# github.com/containernetworking/plugins into a separate directory).
 GO_PLUGINS = Path(os.environ.get("PODFABRIC_BENCH_GO", "/usr/lib/cni"))
 HOST_LOCAL = GO_PLUGINS / "host-local"
 HOST_DEVICE = GO_PLUGINS / "host-device"
 VERSION = "1.0.0"
 T = TypeVar("T")
-GIVE_UP = 5.0  # seconds for running processes, when the measurement is interrupted
+GIVE_UP = 5.0  # seconds for running processes after an interrupt
 
 
 @dataclass
 class Call:
-    """One process: made ready, started, waited for, and its answer checked."""
+    """One process: prepared, started and awaited; its answer is checked."""
 
     executable: Path
     environ: Mapping[str, str]
@@ -44,14 +44,14 @@ class Call:
     _text: str = ""
 
     def prepare(self) -> None:
-        """Standard input and output, as files in memory."""
+        """Make standard input and output, as files in memory."""
         self._input = os.memfd_create("input")
         os.write(self._input, self.config)
         os.lseek(self._input, 0, os.SEEK_SET)
         self._output = os.memfd_create("output")
 
     def start(self) -> None:
-        """Start it; the clock runs."""
+        """Start the process and the clock."""
         self.started = time.perf_counter()
         actions = [
             (os.POSIX_SPAWN_DUP2, self._input, 0),
@@ -61,12 +61,12 @@ class Call:
         self.pid = os.posix_spawn(path, [path], self.environ, file_actions=actions)
 
     def run(self) -> int:
-        """The call by itself, until its end; its exit code."""
+        """Make the call alone, until its end; returns its exit code."""
         self.prepare()
         self.start()
         try:
             _, status = os.waitpid(self.pid, 0)
-        except BaseException:  # also if the measurement is given up
+        except BaseException:  # also if the measurement is interrupted
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, 0)
             raise
@@ -74,7 +74,7 @@ class Call:
         return self.code
 
     def finish(self, status: int, ended: float) -> None:
-        """It ended then, with that wait status."""
+        """Record the process' end: its wait status and the time."""
         self.ended = ended
         self.code = os.waitstatus_to_exitcode(status)
         self._text = os.pread(self._output, os.fstat(self._output).st_size, 0).decode()
@@ -86,7 +86,7 @@ class Call:
         return self.ended - self.started
 
     def answer(self) -> dict[str, Any]:
-        """Its answer. Ends the measurement if it failed."""
+        """The answer of the call. Ends the measurement if the call failed."""
         if self.code != 0:
             command = self.environ.get("CNI_COMMAND")
             sys.exit(f"{self.executable} {command}: {self.code}: {self._text}")
@@ -96,7 +96,7 @@ class Call:
 
 
 class Side(NamedTuple):
-    """How one of both is called: its executable, what is added to its configuration and to its
+    """One side of a comparison: its executable, its additions to the configuration and to the
     environment."""
 
     executable: Path
@@ -106,7 +106,7 @@ class Side(NamedTuple):
     def call(
         self, command: str, container: str, netns: str = "/none", ifname: str = "net1", **more: str
     ) -> Call:
-        """A call, not started yet; `more` is added to the configuration."""
+        """A call that is not started yet; `more` is added to the configuration."""
         document = {"cniVersion": VERSION, "name": "n1", "type": self.executable.name}
         environ = {
             "PATH": os.environ["PATH"],
@@ -122,32 +122,32 @@ class Side(NamedTuple):
 
 
 class Cpu(NamedTuple):
-    """Seconds of CPU time of a process, and the part of them outside of the kernel."""
+    """CPU seconds of a process, and the part of them outside of the kernel."""
 
     total: float = 0.0
     user: float = 0.0
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """What all threads of a process have used until now."""
+        """The CPU time of all threads of a process until now."""
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         # The clock of a process: clock_getcpuclockid(3), CPUCLOCK_SCHED in linux/posix-timers.h
         total = time.clock_gettime(~pid << 3 | 2)
         return cls(total, int(fields[11]) / os.sysconf("SC_CLK_TCK"))
 
     def since(self, before: Self) -> "Cpu":
-        """What was used since `before`."""
+        """The CPU time since `before`."""
         return Cpu(self.total - before.total, self.user - before.user)
 
 
 def run(call: Call) -> dict[str, Any]:
-    """One call by itself; its answer."""
+    """Make one call alone; returns its answer."""
     call.run()
     return call.answer()
 
 
 def at_once(calls: Sequence[Call]) -> float:
-    """All of them at the same time: seconds from the first start to the last end."""
+    """Start all calls at once; returns the seconds from the first start to the last end."""
     for call in calls:
         call.prepare()
     by_pid: dict[int, Call] = {}
@@ -168,7 +168,7 @@ def at_once(calls: Sequence[Call]) -> float:
             call.start()
             by_pid[call.pid] = call
         reaper.join()
-    except BaseException:  # what is running must not meet the tidying up
+    except BaseException:  # running calls must end before the cleanup
         reaper.join(GIVE_UP)
         raise
     for pid, status, ended in reaped:
@@ -179,7 +179,7 @@ def at_once(calls: Sequence[Call]) -> float:
 
 
 def interleaved(rounds: int, *contenders: Callable[[int], T]) -> list[list[T]]:
-    """What each contender answers, whose rounds alternate; two to warm up."""
+    """The answers of each contender. Rounds alternate between contenders, after two to warm up."""
     answers: list[list[T]] = [[] for _ in contenders]
     for number in range(-2, rounds):
         for index, contender in enumerate(contenders):
@@ -190,7 +190,7 @@ def interleaved(rounds: int, *contenders: Callable[[int], T]) -> list[list[T]]:
 
 
 def in_threads(work: Callable[[Any], T], each: Collection[object]) -> list[T]:
-    """Do it with each of these, all at once; the answers."""
+    """Run `work` with each of these, all at once; returns the answers."""
     with ThreadPoolExecutor(max(len(each), 1)) as pool:
         return list(pool.map(work, each))
 
@@ -203,7 +203,7 @@ def quantile(values: Sequence[float], part: float) -> float:
 def row(
     label: str, ours: Sequence[float], theirs: Sequence[float], target: float | None = None
 ) -> None:
-    """One row of the table: medians, their ratio, and what the ratio may be at most."""
+    """Print one row of the table: medians, their ratio, and the target of the ratio."""
     seconds, others = statistics.median(ours), statistics.median(theirs)
     wanted = "" if target is None else f"   <= {target:.2f}"
     missed = "" if target is None or seconds / others <= target else "  MISSED"

@@ -1,9 +1,9 @@
-"""podfabric beside the real whereabouts, on one real API server: `python -m bench.whereabouts`.
+"""podfabric and the real whereabouts on one real API server: `python -m bench.whereabouts`.
 
-Both sides are started as a runtime starts them, a process for each ADD and DEL. Ours ask agents,
-each of which is a node of its own with its own store; theirs ask the API server. The numbers are
-those of a machine with few CPUs, on which etcd and the API server run too: read the ratios. The
-floor of a process for each call is the same number of processes that do nothing.
+Both sides start as a runtime starts them: a process for each ADD and DEL. Our processes ask agents,
+each of which is a separate node with its own store; whereabouts' processes ask the API server. The
+numbers are those of a machine with few CPUs, on which etcd and the API server run too: read the
+ratios. The floor is the same number of processes that do nothing.
 
 Needs `make cni`, and the sources of whereabouts where `tests.cluster.programs` looks for them.
 """
@@ -28,13 +28,13 @@ from tests.cluster.peers import WHEREABOUTS
 from tests.plugins.service import LAUNCHER, Service, install_launchers
 
 OURS_RANGE, THEIR_RANGE = "10.90.0.0/16", "10.91.0.0/16"
-NICS = 16  # of each pod
+NICS = 16  # per pod
 AGENTS = 2
 AGENT_CONFIG = 'agent: {listen: "", sweep: false}\nipam: {scope: cluster}\n'
 
 
 class Contender:
-    """A side on some nodes, which have its pods in turn."""
+    """One side on some nodes, which get its pods in turn."""
 
     def __init__(self, name: str, nodes: Sequence[Side]) -> None:
         self.name = name
@@ -77,7 +77,7 @@ def main() -> None:
                     sys.exit(f"{side.name}: {command}: exit status {code}")
         errors = stack.enter_context((root / "errors").open("wb"))
         stack.callback(os.dup2, os.dup(2), 2)
-        os.dup2(errors.fileno(), 2)  # theirs tells of each attempt
+        os.dup2(errors.fileno(), 2)  # whereabouts logs each attempt
         _rates(ours, theirs, arguments.seconds)
         _nics(ours, theirs, arguments.pods, arguments.most)
 
@@ -129,7 +129,7 @@ def _attached(side: Contender, pods: int, most: float) -> float:
 
 
 class Tally:
-    """How many calls succeeded and failed since it was made, and how long the first took."""
+    """Counts of successful and failed calls since it was made, and the time of the first one."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -138,7 +138,7 @@ class Tally:
         self._failed = 0
 
     def add(self, call: Callable[[], int]) -> None:
-        """Make the call, and count it by the exit status that it answers."""
+        """Make the call, and count it by its exit status."""
         at = time.monotonic()
         failed = call() != 0
         self._ended = time.monotonic()
@@ -148,7 +148,7 @@ class Tally:
             self._took.append(self._ended - at)
 
     def show(self, label: str) -> float:
-        """Print a line; successes a second, from the first start to the last end."""
+        """Print a line; returns successes per second, from the first start to the last end."""
         seconds = self._ended - self.began
         rate = len(self._took) / seconds
         p50 = statistics.median(self._took) * 1e3 if self._took else 0.0
@@ -176,7 +176,7 @@ def _side(agent: Service) -> Side:
 def _theirs(server: ApiServer, executable: Path, root: Path) -> Side:
     kubeconfig = str(server.plane.kubeconfig("admin"))
     settings = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": kubeconfig}}
-    flat = root / "whereabouts.conf"  # it does not start without
+    flat = root / "whereabouts.conf"  # whereabouts does not start without it
     flat.write_text(json.dumps(settings))
     ipam = {
         "type": "whereabouts",
@@ -189,7 +189,7 @@ def _theirs(server: ApiServer, executable: Path, root: Path) -> Side:
 
 
 def _agent(server: ApiServer, root: Path) -> Service:
-    """An agent that is a node of the cluster."""
+    """An agent that serves a node of the cluster."""
     server.node(root.name, machineID=f"m-{root.name}", systemUUID=f"s-{root.name}")
     kubeconfig = server.plane.directory / f"{root.name}.kubeconfig"
     install_launchers(root / "bin", ["podfabric-ipam"])

@@ -1,8 +1,8 @@
-"""Put together the root of podfabric's image, in the build's last stage (Containerfile).
+"""Assemble the root of podfabric's image, in the build's last stage (Containerfile).
 
 `assemble.py ROOT ENVIRONMENT` copies the virtual environment, Debian's package of its interpreter
-and what that depends on into ROOT, and writes an SBOM (CycloneDX 1.5) of just these packages.
-It uses nothing but the standard library: it runs in the stage, on Debian's interpreter.
+and its dependencies into ROOT, and writes an SBOM (CycloneDX 1.5) of just these packages.
+It uses only the standard library, because it runs in that stage, on Debian's interpreter.
 """
 
 import compileall
@@ -21,14 +21,14 @@ from typing import Any
 
 DPKG = Path("/var/lib/dpkg")
 SBOM = Path("usr/share/podfabric/sbom.cdx.json")
-LIBRARIES = ("libstdc++6",)  # which wheels are linked with (PEP 600) and no package asks for
-# Needed while a package is installed or by an interactive shell, never by what runs.
+LIBRARIES = ("libstdc++6",)  # wheels link it (PEP 600), and no package depends on it
+# Needed only while a package is installed, or by an interactive shell.
 NOT_NEEDED = {"debconf", "dpkg", "install-info", "readline-common", "tar", "media-types"}
 NO_FILES = ("/usr/share/man", "/usr/share/lintian", "/usr/share/locale", "/usr/share/bug")
 DOCUMENTS = Path("/usr/share/doc")
 
-# Nearly all of the API server's client is models and calls of each kind, and all again for asyncio.
-# podfabric has documents of its own (kube/encoding.py). The client imports its on demand.
+# Most of the API server's client is models and calls of each kind, and a second copy for asyncio.
+# podfabric has its own documents (kube/encoding.py). The client imports its models on demand.
 GENERATED = ("aio", "client/api/*_api.py", "client/models/*_*.py", "**/*_test.py")
 ONLY_FOR_ASYNCIO = (
     *("aiohappyeyeballs", "aiohttp", "aiohttp-retry", "aiosignal", "attrs", "frozenlist"),
@@ -53,7 +53,7 @@ def main() -> None:
     shutil.copytree(
         environment, root / environment.relative_to("/"), symlinks=True, ignore=no_scripts
     )
-    # A read-only root cannot keep what a start compiles, and no file here ever changes.
+    # On a read-only root Python cannot write compiled files, and no file here ever changes.
     compileall.compile_dir(
         root / "usr/lib" / interpreter.name,
         stripdir=str(root),
@@ -76,7 +76,7 @@ def installed() -> dict[str, Package]:
 
 
 def needed(names: tuple[str, ...], packages: dict[str, Package]) -> list[Package]:
-    """These packages and all that they depend on, by name."""
+    """These packages and all their dependencies, by name."""
     found: dict[str, Package] = {}
     waiting = list(names)
     while waiting:
@@ -91,7 +91,7 @@ def needed(names: tuple[str, ...], packages: dict[str, Package]) -> list[Package
 
 
 def dependencies(package: Package, packages: dict[str, Package]) -> Iterator[str]:
-    """The packages that this one depends on: of alternatives, the one that is installed."""
+    """The packages that this one depends on; of alternatives, the installed one."""
     for field in ("Depends", "Pre-Depends"):
         for alternatives in filter(None, package.get(field, "").split(",")):
             names = [text.split("(")[0].split(":")[0].strip() for text in alternatives.split("|")]
@@ -99,7 +99,8 @@ def dependencies(package: Package, packages: dict[str, Package]) -> Iterator[str
 
 
 def make_skeleton(root: Path) -> None:
-    """What no package's list of files has: merged /usr, users, directories for the runtime."""
+    """Make what is in no package's list of files: merged /usr, users, directories for the
+    runtime."""
     for name in ("bin", "lib", "lib64", "sbin"):
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
@@ -124,7 +125,7 @@ def copy(package: Package, root: Path) -> None:
         source = Path(name)
         if name.startswith(NO_FILES) or not os.path.lexists(name) or not wanted(source):
             continue
-        # Through the links /lib, /bin and so on, which are there in both roots.
+        # Resolves the links /lib, /bin and so on, which exist in both roots.
         target = root / name.lstrip("/")
         if source.is_dir() and not source.is_symlink():
             target.mkdir(parents=True, exist_ok=True)
@@ -134,7 +135,8 @@ def copy(package: Package, root: Path) -> None:
 
 
 def wanted(source: Path) -> bool:
-    """Not a tool beside the interpreter, and of the documents only what a license asks for."""
+    """Whether a file is needed: tools next to the interpreter are not; of documents, only
+    licenses."""
     if source.parent == Path("/usr/bin"):
         return source.name.startswith("python")
     if DOCUMENTS in source.parents and not source.is_dir():
@@ -143,14 +145,14 @@ def wanted(source: Path) -> bool:
 
 
 def site_packages(environment: Path) -> Path:
-    """Where the environment's Python packages are."""
+    """The directory of the environment's Python packages."""
     code = "import sysconfig as s; print(s.get_path('purelib'))"
     said = subprocess.check_output([environment / "bin/python3", "-Ic", code], text=True)
     return Path(said.strip())
 
 
 def leave_out_of_client(site: Path) -> None:
-    """Delete what podfabric never imports of `kubernetes`, and what only that needs."""
+    """Delete the parts of `kubernetes` that podfabric never imports, and their dependencies."""
     for name in ONLY_FOR_ASYNCIO:
         for file in importlib.metadata.Distribution.discover(name=name, path=[str(site)]):
             for path in {
@@ -205,7 +207,7 @@ def pypi(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
 
 
 def debian(package: Package) -> dict[str, Any]:
-    """The component of a package of Debian. Its license is in /usr/share/doc/NAME/copyright."""
+    """The component of a Debian package. Its license is in /usr/share/doc/NAME/copyright."""
     release = platform.freedesktop_os_release()["VERSION_ID"]
     name, version = package["Package"], package["Version"]
     quoted = version.replace("+", "%2B").replace(":", "%3A")

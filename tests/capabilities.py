@@ -1,4 +1,4 @@
-"""Capabilities of this thread (capabilities(7))."""
+"""Capabilities of the current thread (capabilities(7))."""
 
 import ctypes
 import os

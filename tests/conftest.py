@@ -1,4 +1,5 @@
-"""Tests marked `kernel` run in the virtual machine, all others on the host."""
+"""Hooks of all tests. Tests marked `kernel` run in the virtual machine, and the rest on the
+host."""
 
 import os
 import tempfile
@@ -19,7 +20,7 @@ KERNEL_TESTS = Path(__file__).resolve().parent / "kernel"
 CLUSTER_TESTS = tuple(KERNEL_TESTS.with_name(name) for name in ("api", "cluster"))
 
 
-if not IN_VM:  # in it the import takes seconds, and no test needs it
+if not IN_VM:  # in the virtual machine the import takes seconds, and no test there needs it
     from hypothesis import HealthCheck, settings
 
     # On a busy machine an example may take any time.
@@ -30,13 +31,14 @@ if not IN_VM:  # in it the import takes seconds, and no test needs it
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Many tests make sockets, whose paths have at most 107 bytes: a long TMPDIR is not used."""
+    """Refuse a long TMPDIR: many tests make sockets, whose paths have at most 107 bytes."""
     if len(tempfile.gettempdir()) > LONGEST_TMPDIR:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Do as an agent does before it starts threads: the first decodings would crash in them."""
+    """Decode once before threads start, as an agent does: a first decoding in a thread may
+    crash."""
     decoding.build_decoders()
 
 
@@ -53,7 +55,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if "COVERAGE_PROCESS_START" in os.environ:  # tools/branch_coverage.py
         import coverage
 
-        # Now, for xdist kills a worker that does not end soon.
+        # xdist kills a worker that does not end soon, so the data is saved here.
         if (measured := coverage.Coverage.current()) is not None:
             measured.save()
     if FAILED and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
@@ -61,7 +63,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Tests on a cluster run only where they are named: they take long, and build Kubernetes."""
+    """Ignore the tests on a cluster unless they are named: they take long, and build Kubernetes."""
     if collection_path not in CLUSTER_TESTS:
         return None
     named = (config.invocation_params.dir / each.partition("::")[0] for each in config.args)
@@ -76,8 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.kernel)
         needs_vm = item.get_closest_marker("kernel") is not None
         (here if needs_vm is IN_VM else elsewhere).append(item)
-    # A worker keeps its first tests and gives its last ones to those that have none left: a long
-    # test at the end would run alone.
+    # A worker keeps its first tests and gives its last ones to idle workers. A long test at the end
+    # would run alone.
     items[:] = sorted(here, key=lambda item: item.get_closest_marker("early") is None)
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)

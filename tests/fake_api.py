@@ -1,9 +1,9 @@
-"""A stand-in for the API server, in memory: what `ClusterApi` promises, and its faults.
+"""A stand-in for the API server, in memory: it does what `ClusterApi` promises, with faults.
 
-One `FakeApi` is the server. `client` gives a node's client, with faults of its own; the server
-itself is a client too. `look`, `put` and `remove` are for the test: no fault, no count, no outage.
+One `FakeApi` is the server. `client` gives a node's client with its own faults; the server itself
+is a client too. `look`, `put` and `remove` are for the test: no fault, no count, no outage.
 
-tests/unit/kube/contract.py holds this and the real API server to the same behaviour.
+tests/unit/kube/contract.py tests this and the real API server for the same behaviour.
 """
 
 import enum
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class Fault(enum.Enum):
-    """What goes wrong with one call."""
+    """The fault of one call."""
 
     LOST_REQUEST = "Unavailable; it has no effect"
     LOST_ANSWER = "Unavailable; it has its effect"
@@ -190,7 +190,7 @@ class FakeClient(ClusterApi):
 
 
 class Event(NamedTuple):
-    """What a client reported."""
+    """An event that a client reported."""
 
     client: str
     reason: str
@@ -205,7 +205,7 @@ def changed_node(
     taints: Sequence[str] | None = None,
     **machine: str,
 ) -> Node:
-    """The Node with another condition Ready, other taints, or other ids of its machine."""
+    """The Node with another Ready condition, other taints, or other machine ids."""
     status = replace(node.status, node_info=replace(node.machine, **machine))
     if ready is not None:
         status = replace(status, conditions=(NodeCondition("Ready", str(ready)),))
@@ -223,7 +223,7 @@ def definition(
 
 
 class _Past(NamedTuple):
-    """A change: `before` is None of a new object, `after` of a deleted one."""
+    """A change. `before` is `None` for a new object, `after` for a deleted one."""
 
     version: int
     before: Resource | None
@@ -231,10 +231,11 @@ class _Past(NamedTuple):
 
 
 class FakeApi(FakeClient):
-    """The server. A test sets `machines` (Node objects by name), `pods` (how many are bound to a
-    node's name) and `definitions`, and reads `events`.
+    """The server. A test sets `machines` (Node objects by name), `pods` (the number of pods bound
+    to each node name) and `definitions`, and reads `events`.
 
-    `down`: no client reaches it. `clock` gives the seconds since 1970 of new objects.
+    `down`: no client reaches the server. `clock` gives the creation time of objects, in seconds
+    since 1970.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -253,13 +254,13 @@ class FakeApi(FakeClient):
         self.watches_ended = 0
 
     def client(self, name: str, faults: Faults | None = None) -> FakeClient:
-        """A client of its own."""
+        """A new client with its own faults."""
         return FakeClient(self, name, faults)
 
     # --- for the test -------------------------------------------------------------------------
 
     def put(self, resource: AnyResource) -> AnyResource:
-        """Store the object as it is, with its status, whoever holds it."""
+        """Store the object unchanged, with its status, without regard to the stored version."""
         with self.changed:
             last = self._objects.get(key(resource))
             return self._store(resource, last)
@@ -272,7 +273,7 @@ class FakeApi(FakeClient):
     def add_node(
         self, name: str, machine_id: str = "", system_uuid: str = "", boot_id: str = ""
     ) -> Node:
-        """A ready Node object of a new uid."""
+        """Add a ready Node object with a new uid."""
         ids = NodeInfo(machine_id=machine_id, system_uuid=system_uuid, boot_id=boot_id)
         node = Node(
             metadata=Meta(name=name, uid=str(uuid.uuid4())),
@@ -283,7 +284,7 @@ class FakeApi(FakeClient):
         return node
 
     def deliver(self) -> None:
-        """The effect of each late request, in their order; what it would answer is lost."""
+        """Apply each late request, in order. Its answer is lost."""
         with self.changed:
             requests, self.late = self.late, []
             for request in requests:
@@ -291,13 +292,13 @@ class FakeApi(FakeClient):
                     request()
 
     def end_watches(self) -> None:
-        """End all watches that are open now, as a server does every few minutes."""
+        """End all open watches, as a server does every few minutes."""
         with self.changed:
             self.watches_ended += 1
             self.changed.notify_all()
 
     def expire_watches(self) -> None:
-        """Forget all changes: a watch from an earlier version has expired."""
+        """Forget all changes, so that a watch from an earlier version has expired."""
         with self.changed:
             self._past.clear()
             self._version += 1
@@ -307,7 +308,7 @@ class FakeApi(FakeClient):
     # --- the server ---------------------------------------------------------------------------
 
     def look(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
-        """The object as it is now. NotFound."""
+        """The object in its current state. Raises NotFound if it does not exist."""
         with self.changed:
             found = self._of_kind(kind).get((kind.KIND, namespace, name))
             if found is None:
@@ -329,7 +330,7 @@ class FakeApi(FakeClient):
             return Listing(tuple(map(copied, found)), str(self._version))
 
     def _of_kind(self, kind: type[Resource]) -> Mapping[Key, Resource]:
-        """The objects among which those of the kind are."""
+        """The stored objects, among them those of the kind."""
         if issubclass(kind, Node):
             nodes = self.machines.values()
             return {key(each): each for each in nodes}
@@ -338,7 +339,7 @@ class FakeApi(FakeClient):
         return self._objects
 
     def store_new(self, new: AnyResource) -> AnyResource:
-        """POST."""
+        """Create an object (POST)."""
         with self.changed:
             if key(new) in self._objects:
                 raise AlreadyExists(f"create {new.KIND} {new.metadata.name}: already exists")
@@ -348,14 +349,14 @@ class FakeApi(FakeClient):
             return self._store(without_status(new), None)
 
     def store_spec(self, changed: AnyResource) -> AnyResource:
-        """PUT."""
+        """Replace an object (PUT)."""
         with self.changed:
             last = self._of_this_version(changed, "update")
             check(changed, last)
             return self._store(with_status(changed, last), last)
 
     def store_patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
-        """PATCH with JSON operations."""
+        """Apply JSON operations to an object (PATCH)."""
         with self.changed:
             there = self.look(type(last), last.metadata.name, last.metadata.namespace)
             if there.metadata.uid != last.metadata.uid:
@@ -365,13 +366,13 @@ class FakeApi(FakeClient):
             self._store(changed, there)
 
     def store_status(self, changed: AnyResource) -> AnyResource:
-        """PUT of the status."""
+        """Replace the status (PUT)."""
         with self.changed:
             last = self._of_this_version(changed, "update status of")
             return self._store(with_status(last, changed), last)
 
     def store_deletion(self, last: AnyResource) -> None:
-        """DELETE with preconditions."""
+        """Delete an object, with preconditions (DELETE)."""
         with self.changed:
             if key(last) not in self._objects:
                 raise NotFound(f"delete {last.KIND} {last.metadata.name}: not found")
@@ -384,7 +385,7 @@ class FakeApi(FakeClient):
         resource_version: str,
         client: FakeClient,
     ) -> Iterator[Change[AnyResource]]:
-        """A watch. It ends when the server ends it, or when the client is cut off."""
+        """A watch. It ends when the server ends it, or when the client loses its connection."""
         seen, ended = int(resource_version), self.watches_ended
         if kind is NetworkDefinition:
             return self._follow_definitions(kind, client)
@@ -411,7 +412,8 @@ class FakeApi(FakeClient):
     def _follow_definitions(
         self, kind: type[AnyResource], client: FakeClient
     ) -> Iterator[Change[AnyResource]]:
-        """The same of `definitions`, a list to which a test appends: first what is there."""
+        """A watch of `definitions`, a list to which a test appends. It starts with the present
+        ones."""
         known, ended = dict[Key, Resource](), self.watches_ended
         while self.watches_ended == ended and not (self.down or client.down):
             with self.changed:
@@ -435,12 +437,12 @@ class FakeApi(FakeClient):
         return None
 
     def _of_this_version(self, resource: AnyResource, verb: str) -> AnyResource:
-        """The stored object, if it still is the one that was read."""
+        """The stored object, if its version is the one that was read."""
         what = f"{verb} {resource.KIND} {resource.metadata.name}"
         if not (resource.metadata.resource_version and resource.metadata.uid):
             raise Refused(f"{what}: it has no uid or no resourceVersion")
         last = self._objects.get(key(resource))
-        # A real one, too, compares uids before it sees that there is no object.
+        # A real server, too, compares uids before it notices that the object is missing.
         if last is None or last.metadata.uid != resource.metadata.uid:
             raise Conflict(f"{what}: the object has another uid")
         if last.metadata.resource_version != resource.metadata.resource_version:
@@ -479,7 +481,7 @@ class FakeApi(FakeClient):
 
 
 def _change_of(past: _Past, kind: type[AnyResource]) -> Change[AnyResource] | None:
-    """What a watch shows of a change; None of one of another kind."""
+    """The change as a watch shows it; `None` if it is of another kind."""
     both = (past.before, past.after)
     before, after = (each if isinstance(each, kind) else None for each in both)
     if after is not None:

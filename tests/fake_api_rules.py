@@ -1,4 +1,5 @@
-"""What a stand-in for the API server accepts, selects and copies (tests/fake_api.py)."""
+"""The rules of the stand-in for the API server: validation, selection, copies
+(tests/fake_api.py)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,15 +45,15 @@ def key(resource: Resource) -> Key:
 
 
 def copied(resource: AnyResource, kind: type[AnyResource] | None = None) -> AnyResource:
-    """Through JSON, as between machines: no two share a dict, and types are what they claim.
+    """A copy through JSON, as between machines: no two copies share a dict, and types are correct.
 
-    With a `kind` as that one has it: some kinds are read in several forms.
+    With a `kind`, the copy has that kind's form: some kinds are read in several forms.
     """
     return msgspec.json.decode(msgspec.json.encode(resource), type=kind or type(resource))
 
 
 def patched(resource: AnyResource, operations: Sequence[Mapping[str, Any]]) -> AnyResource:
-    """The resource after a JSON patch. Conflict where there is something already, or nothing."""
+    """The resource after a JSON patch. Raises Conflict if a path is missing or a test fails."""
     document = msgspec.to_builtins(resource)
     if len(operations) > MOST_OPERATIONS:
         raise Refused(f"patch {resource.KIND} {resource.metadata.name}: {len(operations)} parts")
@@ -106,7 +107,8 @@ def check_selector(kind: type[Resource], fields: Mapping[str, str] | None) -> No
 
 
 def check(new: Resource, last: Resource | None) -> None:
-    """The rules of the CRDs that a defect of ours is likely to break; a real server has all."""
+    """Check the CRDs' rules that our own defects are likely to break; a real server has all
+    rules."""
     what = f"{new.KIND} {new.metadata.name}"
     if last is not None:
         for path in IMMUTABLE.get(new.KIND, ()):
@@ -122,4 +124,4 @@ def check(new: Resource, last: Resource | None) -> None:
             if not same_holder and spec.epoch != last.spec.epoch + 1:
                 raise Refused(f"update {what}: epoch grows by 1 with the holder")
     if isinstance(new, AddressPool) and new.spec.block_size not in (0, *(2**k for k in range(9))):
-        raise Refused(f"{what}: blockSize {new.spec.block_size} is no power of two up to 256")
+        raise Refused(f"{what}: blockSize {new.spec.block_size} is not a power of two up to 256")

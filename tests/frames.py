@@ -1,4 +1,4 @@
-"""What a launcher sends, as bytes."""
+"""The bytes that a launcher sends."""
 
 from agent.serve.framing import HEADER, REQUEST_MAGIC, LauncherRequest
 

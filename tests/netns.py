@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NETNS = Path("/var/run/netns")
-IP = "/usr/sbin/ip"  # by its path, because a busybox shell has another one
+IP = "/usr/sbin/ip"  # the full path, because a busybox shell has its own ip
 
 
 def ip(*arguments: str) -> str:

@@ -1,11 +1,11 @@
-"""What a plugin prints."""
+"""The standard output of a plugin."""
 
 import json
 from typing import Any
 
 
 class Printed:
-    """Has the standard output of a plugin."""
+    """A mixin for results that have a plugin's standard output."""
 
     stdout: bytes | str
 

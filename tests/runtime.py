@@ -1,7 +1,7 @@
 """A container runtime as a CNI plugin sees it: it starts processes and reads documents.
 
-It does what libcni and Multus do for one attachment: reads the attachment definition, starts
-the executables in CNI_PATH with the environment and standard input of the specification, keeps
+It does the work of libcni and Multus for one attachment. It reads the attachment definition, starts
+the executables in CNI_PATH with the environment and standard input of the specification, and keeps
 the result for CHECK and DEL.
 """
 
@@ -43,7 +43,7 @@ class Outcome(Printed):
 
 @dataclass
 class Runtime:
-    """Runs CNI executables. `environ` is its own environment, all of which it passes on."""
+    """Runs CNI executables. `environ` is its own environment, which it passes on completely."""
 
     bin_dir: Path = CNI_BIN
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))

@@ -6,8 +6,8 @@ from tests.waiting import PATIENCE
 
 
 class Silence:
-    """Faults of a client (`tests.fake_api`): calls of these `verbs` that one thread makes have no
-    answer until `end`."""
+    """Faults of a client (`tests.fake_api`): calls of these `verbs` on one thread get no answer
+    until `end`."""
 
     def __init__(self, thread: str, *verbs: str) -> None:
         self.verbs = verbs

@@ -1,4 +1,4 @@
-"""Clients that attach and detach while the agent is killed, and what must hold during that.
+"""Clients that attach and detach while the agent is killed, and the conditions that must hold.
 
 Every client does what a runtime does: after an ADD that failed or was answered by an error, it
 calls DEL until that succeeds. With `Kills` it also kills launchers.
@@ -31,7 +31,7 @@ LEAKS = {
 
 
 class Kills:
-    """How many launchers to kill, how many are killed, and the moment within a call."""
+    """The number of launchers to kill, the number killed, and the moment of each kill."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
@@ -59,7 +59,7 @@ class Kills:
 
 @dataclass
 class Seen:
-    """What the clients observed; any entry in `wrong` fails the test."""
+    """The observations of the clients; any entry in `wrong` fails the test."""
 
     results: int = 0
     errors: dict[int, int] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Seen:
                 self.wrong.append(f"{LEAKS[code]}: {text}")
 
     def leaving(self, container: str) -> None:
-        """From here on another container may get the addresses of this one."""
+        """Mark the container as leaving: another container may get its addresses from here on."""
         with self._lock:
             self._held = {a: c for a, c in self._held.items() if c != container}
 
@@ -104,7 +104,7 @@ class Client:
     seen: Seen
     netns: str = "/none"
     ifname: str = "net1"
-    pause: float = 0.05  # seconds before a DEL is tried again
+    pause: float = 0.05  # seconds before a DEL is repeated
     patience: float = PATIENCE
     kills: Kills | None = None
 
@@ -135,7 +135,7 @@ class Client:
             time.sleep(self.pause)
 
     def _killed(self, command: str, container: str) -> bool:
-        """Start a call and kill its launcher. False if there is nothing left to kill."""
+        """Start a call and kill its launcher. Returns False if no launcher is left to kill."""
         if self.kills is None or self.kills.enough:
             return False
         with self._started(command, container) as process:
@@ -173,7 +173,7 @@ class Client:
             "CNI_PATH": str(self.executable.parent),
             "CNI_ARGS": f"IgnoreUnknown=1;K8S_POD_NAME={container}",
         }
-        # A file in memory: to write into a pipe of a killed process would fail.
+        # A file in memory: a write into the pipe of a killed process would fail.
         with os.fdopen(os.memfd_create("config"), "w+b") as stdin:
             stdin.write(json.dumps({**self.config, **(more or {})}).encode())
             stdin.seek(0)
@@ -188,7 +188,7 @@ class Client:
     def _document(
         self, command: str, container: str, done: "subprocess.CompletedProcess[bytes]"
     ) -> dict[str, Any]:
-        """The answer, which must be a result, empty, or one error document."""
+        """The answer. It must be a result, empty, or one error document."""
         try:
             document = json.loads(done.stdout) if done.stdout else {}
             if done.returncode == 0 and ("ips" in document) is (command == "ADD"):
@@ -203,7 +203,7 @@ class Client:
 
 
 def run_beside(clients: list[Client], work: Callable[[], object]) -> None:
-    """The clients attach and detach until `work` has ended."""
+    """Let the clients attach and detach until `work` has ended."""
     over = threading.Event()
     with ThreadPoolExecutor(len(clients)) as pool:
         futures = [pool.submit(client.run_until, over.is_set) for client in clients]
@@ -220,9 +220,9 @@ def kill_often(
 ) -> None:
     """Kill the agent `kills` times at random moments while the clients work.
 
-    `pause` are the shortest and the longest time between two kills, in seconds. On a machine that
-    needs longer for an attachment the longest time grows, and each kill waits for an attachment
-    since the last one. Otherwise it would find an agent that has done nothing yet.
+    `pause` is the shortest and the longest time between two kills, in seconds. On a machine that
+    needs longer for an attachment, the longest time grows. Each kill waits for an attachment since
+    the last one, so that it hits an agent that has worked.
     """
     seen = clients[0].seen
 
@@ -242,9 +242,9 @@ def kill_often(
 
 
 def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: float) -> None:
-    """Let the clients kill launchers until they have killed enough; kill `agents` agents meanwhile.
+    """Let the clients kill launchers until enough are killed; kill `agents` agents meanwhile.
 
-    The kills of agents are spread over those of launchers. It ends early if something is wrong,
+    The kills of agents are spread over the kills of launchers. It ends early if something is wrong,
     or after `seconds` in which a launcher was killed and a container attached.
     """
     kills, seen = clients[0].kills, clients[0].seen
@@ -267,14 +267,14 @@ def kill_launchers(pid_file: Path, agents: int, clients: list[Client], seconds: 
 
 
 def _next_attachment(seen: Seen, results: int) -> float:
-    """Wait until there are more than `results` results; the seconds that took."""
+    """Wait until there are more than `results` results; returns the seconds that took."""
     started = time.monotonic()
     until(lambda: seen.results != results, PATIENCE, "attachment", pause=0.002)
     return time.monotonic() - started
 
 
 def _kill_another(pid_file: Path, before: int) -> int:
-    """Kill the agent once it has another pid than `before`, and return its pid."""
+    """Kill the agent once its pid differs from `before`; returns its pid."""
 
     def kill() -> int:
         with suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
 """Branch coverage of a command and of every Python process that it starts, in virtual machines too.
 
-`python -m tools.branch_coverage [--append] COMMAND...` prints what was covered of each package, and
-the error paths that were not. --append adds to what an earlier command covered. What a process
-covered is lost if it is killed, and in containers: the image has no coverage.py.
+`python -m tools.branch_coverage [--append] COMMAND...` prints the coverage of each package, and the
+error paths that never ran. --append adds to the coverage of an earlier command. Coverage of a
+killed process is lost, and so is that of containers: the image has no coverage.py.
 """
 
 import argparse
@@ -30,8 +30,8 @@ DATA = DIRECTORY / "data"
 CONFIGURATION = DIRECTORY / "configuration"
 REPORT = DIRECTORY / "report.json"
 
-# What MEASURED has: the variables that coverage.py's own file, `a1_coverage.pth`, looks for. Tests
-# start processes with environments of their own, which would not have them.
+# The content of MEASURED: the variables that coverage.py's own file, `a1_coverage.pth`, reads.
+# Tests start processes with environments of their own, which lack these variables.
 _MEASURED = """\
 import os; os.environ.update(COVERAGE_PROCESS_START={configuration!r}, \
 COVERAGE_FILE={guest!r} if os.path.isdir({share!r}) else {host!r})
@@ -54,7 +54,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.append:
         shutil.rmtree(DIRECTORY, ignore_errors=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that MEASURED goes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that MEASURED is removed
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     DIRECTORY.chmod(0o1777)  # for processes that are not root
     include = ",".join(f"{CHECKOUT / package}/*" for package in PRODUCT)
@@ -80,7 +80,7 @@ def _report(command: str) -> None:
     measured.load()
     measured.combine([str(path) for path in (DIRECTORY, *layout.BUILD.glob("results*"))])
     modules = [str(path) for path in _modules()]
-    measured.get_data().touch_files(modules)  # also those that no process has imported
+    measured.get_data().touch_files(modules)  # includes modules that no process has imported
     measured.save()
     measured.json_report(modules, outfile=str(REPORT))
     files = json.loads(REPORT.read_text())["files"]

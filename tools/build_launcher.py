@@ -14,9 +14,10 @@ FLAGS = [
 
 
 def build(target: str = "", output: Path | None = None) -> Path:
-    """The launcher for this machine, or for a GNU triplet (aarch64-linux-gnu); its path.
+    """Build the launcher for this machine, or for a GNU triplet (aarch64-linux-gnu); returns its
+    path.
 
-    Raises SystemExit, after the compiler's own words, if it does not compile.
+    Raises SystemExit, after the compiler's messages, if it does not compile.
     """
     compiler = f"{target}-gcc" if target else "gcc"
     if output is None:
@@ -27,7 +28,7 @@ def build(target: str = "", output: Path | None = None) -> Path:
 
 
 def main() -> None:
-    """Build one for another machine, or to a path: the image is made so."""
+    """Build for another machine, or to a given path, as the image's build does."""
     parser = argparse.ArgumentParser(description="compile the launcher")
     parser.add_argument("output", nargs="?", type=Path)
     parser.add_argument("--target", default="", help="a GNU triplet, as aarch64-linux-gnu")

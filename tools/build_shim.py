@@ -1,7 +1,7 @@
-"""Compile the libraries of gpu/shim, which take the place of NVIDIA's in a container.
+"""Compile the libraries of gpu/shim, which replace NVIDIA's in a container.
 
-Each is linked with the library that it stands in for, under the name that the container has it by.
-That library is not here, and need not be: the linker gets an empty one of that name.
+Each library is linked with the library that it replaces, under its name in the container. The
+original does not exist on the build machine: the linker gets an empty library of that name.
 """
 
 import argparse
@@ -14,7 +14,7 @@ SOURCES = CHECKOUT / "gpu/shim"
 ACCOUNT = ("group", "slots", "join", "say", "table")
 DRIVER = ("addresses", "arrays", "contexts", "devices", "graphs", "handles", "launches", "memory")
 COMPUTE = ("gate", "estimates", "timings")
-# Output, what programs ask the loader for, the name of the real one, sources
+# Output, the name that programs load, the name of the original library, sources
 LIBRARIES = (
     (
         "libpfcuda.so",
@@ -37,17 +37,18 @@ FLAGS = [
     "-Wl,--enable-new-dtags,-rpath,/usr/lib/podfabric:$ORIGIN",
     "-Wl,--no-as-needed",
 ]
-# Old C libraries have their functions in files of their own; new ones have empty files for that.
+# Old C libraries have these functions in separate files; new ones have empty files of these names.
 OLD_GLIBC = ("libdl.so.2", "libpthread.so.0")
 
 
 def build(
     target: str = "", directory: Path | None = None, defines: Sequence[str] = ()
 ) -> list[Path]:
-    """The libraries for this machine, or for a GNU triplet (aarch64-linux-gnu); their paths.
+    """Build the libraries for this machine, or for a GNU triplet (aarch64-linux-gnu); returns their
+    paths.
 
     `defines` are those of tests: PF_DIRECTORY="…" (layout.h), PF_STEPS (process.h).
-    Raises SystemExit, after the compiler's own words, if one does not compile.
+    Raises SystemExit, after the compiler's messages, if one does not compile.
     """
     compiler = f"{target}-gcc" if target else "gcc"
     if directory is None:
@@ -68,7 +69,7 @@ def _empty(compiler: str, path: Path) -> Path:
 
 
 def main() -> None:
-    """Build for another machine, or into a directory: the image is made so."""
+    """Build for another machine, or into a given directory, as the image's build does."""
     parser = argparse.ArgumentParser(description="compile the libraries of gpu/shim")
     parser.add_argument("directory", nargs="?", type=Path)
     parser.add_argument("--target", default="", help="a GNU triplet, as aarch64-linux-gnu")

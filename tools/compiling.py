@@ -1,6 +1,6 @@
-"""Compiles C, unless what is there was made from the same sources and command.
+"""Compiles C, unless the output was made from the same sources and command.
 
-It uses nothing but the standard library: the image's build runs it, too.
+It uses only the standard library, because the image's build runs it too.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def compiled(command: list[str], output: Path, sources: Iterable[Path]) -> Path:
-    """Run a compiler for `output`, which is made from `sources` and what they include; its path.
+    """Compile `output` from `sources` and the files that they include; returns its path.
 
-    Raises SystemExit, after the compiler's own words, if it does not compile.
+    Raises SystemExit, after the compiler's messages, if it does not compile.
     """
     stamp = output.with_name(f".{output.name}.built-from")
     state = _state(command, sources)

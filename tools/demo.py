@@ -1,8 +1,8 @@
-"""`make demo`: two pods, each with an HCA and the interface on that HCA, from offer to last trace.
+"""`make demo`: two pods, each with an HCA and an interface on it, from admission to removal.
 
-Runs where there are HCAs with IPoIB interfaces (the virtual machine of tests/kernel has two).
-Everything is the real thing, the agent with its device plugin, the executables that a runtime
-starts, the stock IPoIB driver, two namespaces; but for the kubelet, which is the tests' stand-in.
+Runs on a machine with HCAs that have IPoIB interfaces; the virtual machine of tests/kernel has two.
+Everything is real except the kubelet: the agent with its device plugin, the executables that a
+runtime starts, the stock IPoIB driver, two namespaces. The kubelet is the tests' stand-in.
 """
 
 import json
@@ -33,7 +33,7 @@ PATIENCE = 60.0  # seconds
 
 
 def main() -> int:
-    """Run the demonstration; 0 if everything was as it must be."""
+    """Run the demonstration; returns 0 if every step succeeded."""
     show = Page()
     show.title("podfabric: two pods, each with an HCA and the interface on it")
     place_hcas()
@@ -44,7 +44,7 @@ def main() -> int:
     show.text(f"definition  {EXAMPLE.relative_to(CHECKOUT)}: {json.dumps(definition.config)}")
     show.text(f"container   limits {json.dumps(limits)}")
     with ExitStack() as stack:
-        # Never the root of a kubelet that runs here. Short, for the paths of sockets.
+        # This is never the root of a real kubelet. The path is short, for sockets.
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="pf-demo-"))
         os.environ["PODFABRIC_KUBELET"] = root
         show.title("0  a kubelet, and the agent: the resource is offered")
@@ -138,7 +138,7 @@ def tour(
 
 @contextmanager
 def agent(show: Page) -> Iterator[Callable[[], None]]:
-    """The agent, until what this answers is called, or the end."""
+    """The agent. The yielded function ends it, and so does the end of the block."""
     started = time.monotonic()
     process = subprocess.Popen([PODFABRIC, "agent"], stderr=subprocess.DEVNULL)
 
@@ -158,7 +158,7 @@ def agent(show: Page) -> Iterator[Callable[[], None]]:
 
 
 def offered(kubelet: Kubelet, resource: str) -> str:
-    """Wait until the kubelet may hand the resource out."""
+    """Wait until the kubelet can allocate the resource."""
     try:
         count = kubelet.wait(lambda: kubelet.allocatable(resource), PATIENCE)
     except AssertionError as error:
@@ -197,7 +197,7 @@ def place_hcas() -> None:
 
 
 def carrier(interface: str) -> bool:
-    """Whether it is up and its partition is joined."""
+    """Whether the interface is up and its partition is joined."""
     return (Path("/sys/class/net") / interface / "carrier").read_text().strip() == "1"
 
 
@@ -208,7 +208,7 @@ def call(
     pod: str,
     previous: dict[str, Any] | None = None,
 ) -> Outcome:
-    """One verb for one pod, as Multus would have it."""
+    """Call one verb for one pod, as Multus does."""
     return runtime.call(
         command,
         definition.config,
@@ -220,7 +220,7 @@ def call(
 
 
 def ping(pod: str, address: str) -> str:
-    """Three echoes; the summary that ping prints."""
+    """Send three echoes; returns the summary that ping prints."""
     output = run("ip", "netns", "exec", pod, _ping(), "-c", "3", "-i", "0.2", "-W", "5", address)
     received = re.search(r"(\d+) received", output)
     times = re.search(r"= [\d.]+/([\d.]+)/", output)
@@ -252,9 +252,9 @@ def numbers_of(pod: Pod) -> dict[str, str]:
 
 
 def numbers_beside(pod: str) -> list[str]:
-    """Those of the verbs devices on the HCA of the pod's interface, seen from inside the pod.
+    """The numbers of the verbs devices on the HCA of the pod's interface, seen from inside the pod.
 
-    The interface bears the GUID of its port in its address.
+    The interface's address contains the GUID of its port.
     """
     command = (
         "cat /sys/class/net/net1/address; "
@@ -269,7 +269,7 @@ def numbers_beside(pod: str) -> list[str]:
 
 
 def described(pod: str) -> str:
-    """The pod's interface in the kernel's words, as `ip` prints them."""
+    """The pod's interface, as `ip` prints it."""
     output = run("ip", "-n", pod, "-d", "link", "show", "net1")
     words = re.search(r"<(\S+)> mtu (\d+).*?(ipoib pkey \S+ mode \S+)", output, re.DOTALL)
     return f"{words[3]} mtu {words[2]} {words[1]}" if words else output
@@ -286,13 +286,13 @@ def host_interfaces() -> set[str]:
 
 
 def reservations() -> list[str]:
-    """Who holds an address now, by the store's own command."""
+    """The holders of addresses, as the store's command prints them."""
     listed = run(PODFABRIC, "ipam", "list", "--output", "json")
     return [reservation["address"] for reservation in json.loads(listed)]
 
 
 def run(*command: str) -> str:
-    """A command's standard output; CalledProcessError if it fails."""
+    """The standard output of a command. Raises CalledProcessError if the command fails."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

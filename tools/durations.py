@@ -1,7 +1,7 @@
-"""Durations of a suite's run beside the recorded ones: `python -m tools.durations SUITE`.
+"""Compares a suite's durations with the recorded ones: `python -m tools.durations SUITE`.
 
-`--record` writes those of each suite's last run to RECORDED. They are JUnit's, as pytest writes
-them. Machines differ, and are busy: a longer duration is printed, and fails nothing.
+`--record` writes the durations of each suite's last run to RECORDED. They come from pytest's JUnit
+files. Machines differ and are busy, so a longer duration is printed and fails nothing.
 """
 
 import json
@@ -50,7 +50,7 @@ def measured(suite: str) -> Durations:
 
 
 def record() -> None:
-    """Write down the last runs; suites that did not run keep their durations."""
+    """Record the last runs; suites that did not run keep their durations."""
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     for suite in REPORTS:
         whole, files = measured(suite)
@@ -61,9 +61,9 @@ def record() -> None:
 
 
 def show(suite: str) -> None:
-    """Print the duration of the suite, and the files that take twice as long as recorded.
+    """Print the suite's duration, and the files that take twice as long as recorded.
 
-    Where the whole suite is slower than recorded, because the machine is, a file may be, too.
+    If the machine makes the whole suite slower than recorded, each file may be slower too.
     """
     whole, files = measured(suite)
     recorded = json.loads(RECORDED.read_text()).get(suite) if RECORDED.exists() else None

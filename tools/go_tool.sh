@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run a tool that is written in Go: `tools/go_tool.sh helm lint deploy/chart`. It is built once,
-# from the Go module proxy, and kept in ${PODFABRIC_CACHE:-~/.cache/podfabric}/tools.
-# `tools/go_tool.sh --path helm` prints where it is.
+# Run a tool that is written in Go: `tools/go_tool.sh helm lint deploy/chart`. The tool is built
+# once, from the Go module proxy, into ${PODFABRIC_CACHE:-~/.cache/podfabric}/tools.
+# `tools/go_tool.sh --path helm` prints its path.
 set -eu
 
 only_path=
@@ -21,7 +21,7 @@ if [ ! -x "$directory/$name" ]; then
         exit 1
     }
     mkdir -p "$directory"
-    # Two tests may come here together; one of them builds.
+    # Two tests may get here at once; one of them builds.
     exec 9>"$directory/lock"
     flock 9
     if [ ! -x "$directory/$name" ]; then

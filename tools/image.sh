@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the image from deploy/Containerfile, with buildah or docker, whichever is there:
+# Build the image from deploy/Containerfile, with buildah or docker, whichever is installed:
 #   build/image/podfabric.tar        an OCI archive of podfabric:VERSION
 #   build/image/podfabric.cdx.json   its bill of materials, which is inside, too
 #
@@ -15,12 +15,12 @@ base=${BASE:-debian:12-slim}
 out=build/image
 mkdir -p "$out"
 
-# The authorities of this machine: the network may read TLS.
+# The certificate authorities of this machine: the network may intercept TLS.
 ca=/etc/ssl/certs/ca-certificates.crt
 secret=
 [ ! -s "$ca" ] || secret="--secret=id=ca,src=$ca"
 
-# Debian's packages change seldom, so the base is kept outside the checkout.
+# Debian's packages change rarely, so the base is kept outside the checkout.
 local_base() {
     base=localhost/podfabric-base:bookworm
     cache=${PODFABRIC_CACHE:-$HOME/.cache/podfabric}/image
@@ -29,7 +29,7 @@ local_base() {
     flock 9
     if [ ! -s "$cache/bookworm.tar" ]; then
         tools/setup.sh image
-        # Without sources on its command line it takes Debian's, those of security updates included.
+        # Without sources on its command line it uses Debian's, including security updates.
         mmdebstrap --variant=minbase --mode=root bookworm "$cache/bookworm.tar.new"
         mv "$cache/bookworm.tar.new" "$cache/bookworm.tar"
     fi
@@ -58,7 +58,7 @@ elif command -v docker >/dev/null; then
     # shellcheck disable=SC2086
     docker buildx build $secret --build-arg BASE="$base" --build-arg VERSION="$version" \
         --file deploy/Containerfile --output "type=oci,name=$name,dest=$out/podfabric.tar.new" .
-    # What is built already is taken from docker's cache.
+    # Existing layers come from docker's cache.
     # shellcheck disable=SC2086
     [ -z "${PUSH:-}" ] || docker buildx build $secret --build-arg BASE="$base" \
         --build-arg VERSION="$version" --file deploy/Containerfile --tag "$name" --push .

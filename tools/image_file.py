@@ -1,4 +1,5 @@
-"""Print a file of an OCI archive: `image_file.py ARCHIVE PATH`. Its last layer that has it wins."""
+"""Print a file of an OCI archive: `image_file.py ARCHIVE PATH`. The last layer with the file
+wins."""
 
 import json
 import sys

@@ -11,10 +11,10 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 CHART = CHECKOUT / "deploy/chart"
 KUSTOMIZE = CHECKOUT / "deploy/kustomize"
 NAMESPACE = "podfabric"
-IMAGE = ("--set-json", 'image.repository="podfabric"')  # kustomize's users name theirs
+IMAGE = ("--set-json", 'image.repository="podfabric"')  # users of kustomize set their own
 KUBERNETES = "1.36.3"  # Helm asks no cluster here
 
-# What only Helm needs, and would be wrong in objects that it does not own.
+# Labels that only Helm needs; they would be wrong on objects that Helm does not own.
 _HELMS = re.compile(
     r"^ *(# Source: .*|annotations:\n *helm\.sh/resource-policy: .*|helm\.sh/chart: .*"
     r"|app\.kubernetes\.io/(managed-by|instance): .*)\n",
@@ -29,7 +29,8 @@ def template(*arguments: str) -> str:
 
 
 def helm(*arguments: str) -> str:
-    """The output of helm. Raises subprocess.CalledProcessError, with its words in `stderr`."""
+    """The output of helm. Raises CalledProcessError with helm's message in `stderr` if helm
+    fails."""
     command = [str(CHECKOUT / "tools/go_tool.sh"), "helm", *arguments]
     if arguments[0] in ("template", "lint"):
         command += ["--kube-version", KUBERNETES]

@@ -1,4 +1,4 @@
-"""What a person who watches a demonstration reads: titles, text, and steps that must hold."""
+"""The output of a demonstration: titles, text, and steps that must succeed."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ WIDTH = 150  # characters, of tables
 
 
 class Page:
-    """What a person reads."""
+    """The output of a demonstration."""
 
     def __init__(self) -> None:
         self._failures: list[str] = []
@@ -27,7 +27,7 @@ class Page:
         print(f"    {text}", flush=True)
 
     def step(self, what: str, good: bool, seconds: float | None = None, output: str = "") -> bool:
-        """One thing that must hold. Answers whether it does."""
+        """Print one step that must succeed; returns whether it did."""
         self._steps += 1
         mark = _painted("ok", "32") if good else _painted("FAILED", "1;31")
         took = _painted(f"  {seconds:.2f} s", "2") if seconds is not None else ""
@@ -39,7 +39,7 @@ class Page:
         return good
 
     def command(self, *arguments: str) -> None:
-        """Run podfabric with these, and show what it prints."""
+        """Run podfabric with these arguments, and show its output."""
         started = time.monotonic()
         wide = {**os.environ, "COLUMNS": str(WIDTH)}
         done = subprocess.run([PODFABRIC, *arguments], capture_output=True, text=True, env=wide)
@@ -49,7 +49,7 @@ class Page:
         self.step(what, done.returncode == 0, time.monotonic() - started, done.stderr)
 
     def timed(self, what: str, action: Callable[[], str]) -> None:
-        """A step that answers what it saw, or raises CalledProcessError."""
+        """Print a step. `action` returns its output, or raises CalledProcessError."""
         started = time.monotonic()
         try:
             seen, good = action(), True

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 LONGEST_LINE = 120  # of a page, in characters
 LONGEST_CELL = 25  # of a table, in words
 
-# What a sentence must not have, and what to write instead.
+# Wording to avoid in a sentence, and what to write instead.
 _ADVICE = {
     r"\bNone (?:if|of|where|when|unless|at)\b": "name the empty value, or write `None`",
     r"(?:^|[.;:] )(?:What|Who|Whose) [^?.]*(?:\.|$)": "begin with a noun, not with a clause",

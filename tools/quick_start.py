@@ -1,4 +1,4 @@
-"""Counts objects and lines of the quick starts, beside those of NVIDIA's Network Operator.
+"""Counts objects and lines of the quick starts and of NVIDIA's Network Operator's.
 
 `python -m tools.quick_start` prints a table. It fails if a quick start has more than two objects,
 an object has more than 25 lines, or one names an interface or an address, which differ between
@@ -14,15 +14,16 @@ import yaml
 
 EXAMPLES = Path(__file__).parent.parent / "netattach-examples"
 MOST_OBJECTS, MOST_LINES = 2, 25
-_AUTO = "auto"  # what the plugin finds on each node by itself
+_AUTO = "auto"  # the plugin finds the interface on each node
 _NAMING_KEYS = ("master", "pfNames", "ifNames", "rootDevices", "pciAddresses", "rdmaDevices")
 
 
 class QuickStart(NamedTuple):
-    """An example, and the size of the Network Operator's processed one (26.4) for the same."""
+    """An example, and the size of the Network Operator's generated manifest (26.4) for the same
+    task."""
 
     profile: str
-    file: str  # "" where podfabric has none
+    file: str  # "" if podfabric has none
     their_objects: int
     their_lines: int  # without blanks and comments
 
@@ -37,7 +38,7 @@ QUICK_STARTS = (
 
 
 class Counted(NamedTuple):
-    """What an example consists of."""
+    """The size of an example, and the names in it."""
 
     objects: tuple[int, ...]  # the lines of each, without blanks and comments
     values: int  # lines of config.yaml in the comments at its head
@@ -63,7 +64,7 @@ def counted(path: Path) -> Counted:
 
 
 def problems(found: Counted) -> list[str]:
-    """What is too much for a quick start."""
+    """The reasons why an example is too large for a quick start."""
     said = []
     if len(found.objects) > MOST_OBJECTS:
         said.append(f"{len(found.objects)} objects, not {MOST_OBJECTS}")
@@ -88,7 +89,7 @@ def table() -> list[str]:
 
 
 def _values(head: str) -> str:
-    """The lines of config.yaml in comments: those of the keys `pools` and `policy`."""
+    """The lines of config.yaml in comments, under the keys `pools` and `policy`."""
     kept: list[str] = []
     inside = False
     for line in head.splitlines():
@@ -101,7 +102,7 @@ def _values(head: str) -> str:
 
 
 def _names(part: Any) -> list[str]:  # noqa: ANN401 - any YAML value
-    """The names that keys of a configuration have as their values."""
+    """The names among the values of a configuration."""
     if isinstance(part, list):
         return [name for item in part for name in _names(item)]
     if not isinstance(part, dict):
@@ -117,7 +118,7 @@ def _names(part: Any) -> list[str]:  # noqa: ANN401 - any YAML value
 
 
 def main() -> int:
-    """Print the table; 1 if a quick start is too large."""
+    """Print the table; returns 1 if a quick start is too large."""
     print("\n".join(table()))
     failed = False
     for quick in QUICK_STARTS:

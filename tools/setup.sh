@@ -1,13 +1,13 @@
 #!/bin/sh
-# Install what podfabric's make targets need on Debian 12 or 13; quick when all is there, and then
-# without root.
+# Install what podfabric's make targets need on Debian 12 or 13. It is quick, and needs no root, if
+# everything is installed.
 #   tools/setup.sh base    interpreter, virtual environment, compiler, iproute2: for `make cni`
 #   tools/setup.sh test    and what the tests drive: runc, reference CNI plugins, a fuzzer,
 #                          another architecture's compiler and emulator
 #   tools/setup.sh image   what builds the image here, and its base from Debian's packages
 set -eu
 cd "$(dirname "$0")/.."
-# One at a time: two targets of `make -j` come here together.
+# One at a time: two targets of `make -j` may run this at once.
 exec 9<tools/setup.sh
 flock 9
 
@@ -26,18 +26,19 @@ install_packages() {
     [ -n "$missing" ] || return 0
     [ "$(id -u)" = 0 ] || { echo "tools/setup.sh: root must install:$missing" >&2; exit 1; }
     export DEBIAN_FRONTEND=noninteractive
-    # What is missing is Debian's: another repository of this machine may fail.
+    # The missing packages are Debian's, so a failure of another repository does not matter.
     apt-get -q update || true
     # shellcheck disable=SC2086
     apt-get -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 install $missing
 }
 
 make_environment() {
-    # Its scripts name the interpreter's version and this directory: a copy needs its own.
+    # The scripts of a virtual environment name the interpreter's version and this directory: a copy
+    # needs its own.
     wanted=$( (/usr/bin/python3 -V && pwd && cat requirements.lock requirements-dev.lock pyproject.toml tools/setup.sh) |
         sha256sum)
     [ "$(cat .venv/installed 2>/dev/null || true)" != "$wanted" ] || return 0
-    # Debian's interpreter and no other: the virtual machine and a chroot find it where it was.
+    # Only Debian's interpreter: the virtual machine and a chroot find it at the same path.
     /usr/bin/python3 -m venv --clear .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --require-hashes -r requirements.lock -r requirements-dev.lock

@@ -1,8 +1,8 @@
-"""Writes into the documents what commands printed, as tests ran them.
+"""Writes the output of commands, as tests ran them, into the documents.
 
 `python -m tools.use_it` writes docs/start/output.md after `make test-cluster` or its
-tests/cluster/test_readme.py; and each block of a document that begins with `# podfabric`, after
-the tests that run these commands on made-up servers.
+tests/cluster/test_readme.py. It also writes each block of a document that begins with `#
+podfabric`, after the tests that run these commands on simulated servers.
 """
 
 import re
@@ -34,7 +34,7 @@ real Kubernetes with containerd and Multus. The node is a virtual machine with t
 
 
 def commands() -> list[str]:
-    """README's commands for the cluster, in their order: all but the one that makes the image."""
+    """README's commands for the cluster, in order, without the one that makes the image."""
     section = SECTION.search(README.read_text())
     assert section is not None
     lines = [line for block in BLOCK.findall(section[0]) for line in block.splitlines()]
@@ -42,7 +42,7 @@ def commands() -> list[str]:
 
 
 def page(printed: str) -> str:
-    """The page in Markdown, of what the test wrote down."""
+    """The page in Markdown, from the test's record of the output."""
     lines = [_shortened(line.rstrip()) for line in printed.strip().splitlines()]
     return "\n".join([HEAD, "```", *lines, "```", ""])
 
@@ -59,12 +59,12 @@ def shown() -> dict[str, str]:
 
 
 def printed_at(command: str) -> Path:
-    """Where the test that runs the command leaves what it printed."""
+    """The file in which the test leaves the command's output."""
     return CHECKOUT / "build/pages" / f"{re.sub('[^a-z0-9]+', '-', command)}.txt"
 
 
 def with_printed(text: str) -> str:
-    """A document with what the commands printed when tests ran them last."""
+    """The document with the output that the commands printed in the last test run."""
     return RUN.sub(lambda run: f"```\n# {run[1]}\n{_printed(run)}```", text)
 
 
@@ -76,7 +76,7 @@ def without_chance(printed: str) -> str:
 
 
 def main() -> int:
-    """Write the pages of which something was printed."""
+    """Write the pages for which output was recorded."""
     if not PRINTED.exists() and not printed_at("").parent.exists():
         print("there is nothing to write: run tests/unit/cli or `make test-cluster` first")
         return 1

@@ -1,12 +1,14 @@
-"""The files of ours that a CNI call goes through, from the plugin's verb on.
+"""The files of ours that a CNI call visits, beginning with the plugin's verb.
 
-`python -m tools.walk ADD|DEL ipoib|sriov`, as root where the drivers are: in the virtual machine,
+`python -m tools.walk ADD|DEL ipoib|sriov`, as root on a machine with the drivers: in the virtual
+machine,
 `python -m tests.kernel.vm run -- .venv/bin/python -m tools.walk ADD ipoib`.
 
 A file counts if a function of it runs between the start and the end of the verb. Functions are
-listed in the order of their first call, as a reader follows them. A stay is a run of them in one
-file, a return is a stay in a file that was left before, a climb is a call into a layer above the
-caller's. Generated methods (msgspec, NamedTuple) and lambdas have nothing to read and do not count.
+listed in the order of their first call, as a reader follows them. A stay is a run of functions in
+one file. A return is a stay in a file that was left before. A climb is a call into a layer above
+the caller's. Generated methods (msgspec, NamedTuple) and lambdas have nothing to read and do not
+count.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("cni", "ipam", "policy", "deviceplugin", "gpu", "host", "kube", "base")
-LAYERS = (  # from above; a call from a later into an earlier one is a climb
+LAYERS = (  # from the top; a call from a later into an earlier one is a climb
     ("cni/ipoib", "cni/sriov"),
     ("cni/attachments",),
     ("ipam",),
@@ -36,10 +38,10 @@ LAYERS = (  # from above; a call from a later into an earlier one is a climb
 
 
 class Walk:
-    """The functions that run between `start` and `stop`, in this thread."""
+    """The functions that run between `start` and `stop` in this thread."""
 
     def __init__(self) -> None:
-        self.files: list[str] = []  # of each function, in the order of its first call
+        self.files: list[str] = []  # the file of each function, in the order of first calls
         self.climbs = 0
         self._seen: set[CodeType] = set()
 
@@ -81,7 +83,7 @@ class Walk:
 
 
 def _ours(code: CodeType) -> str | None:
-    """The file of a function of ours that a reader visits."""
+    """The file of a function of ours that a reader visits; `None` for other code."""
     return None if code.co_name in ("<module>", "<lambda>") else _file(code)
 
 
@@ -115,7 +117,7 @@ def main() -> None:
 
 
 def follow(walk: Walk, verb: str, plugin: str, root: Path, stack: ExitStack) -> None:
-    """Record the call, after another one that has imported and built everything."""
+    """Record the call, after a first call that has imported and built everything."""
     from tests.kernel.cards import cards
     from tests.kernel.igb import with_addressed_vfs
     from tests.kernel.pods import Node, SriovNode, pod

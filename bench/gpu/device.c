@@ -1,5 +1,5 @@
 /*
- * What bench/gpu.sh lets processes do on a GPU, by the libcuda.so.1 that the loader finds. It needs no
+ * Actions on a GPU for bench/gpu.sh, through the libcuda.so.1 that the loader finds. It needs no
  * header of CUDA and no compiler for GPUs: its kernels are PTX, which the driver translates.
  *
  *   device uuid                  the first device's UUID, as 32 hexadecimal digits
@@ -236,7 +236,7 @@ static void churn(unsigned seed)
     }
 }
 
-/* Launch a kernel so many times with so many rounds of its loop, and an event behind them. */
+/* Launch `count` kernels with `rounds` rounds of the loop each, then record an event. */
 static void launch_batch(void *function, long count, uint64_t rounds, void *event)
 {
     launch_function *launch = (launch_function *)find("cuLaunchKernel");

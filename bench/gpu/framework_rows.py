@@ -1,4 +1,4 @@
-"""Rows of bench/gpu.sh that need NVIDIA's tools, PyTorch or CuPy, and say where these are not."""
+"""Rows of bench/gpu.sh that need NVIDIA's tools, PyTorch or CuPy. They report missing programs."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from bench.gpu.place import CONTEXT, LIMIT, PIECE, BenchGroup, Place, finished, line
 from tests.standin.gpus import GIB, MIB
 
-TOLERANCE = 0.01  # of the limit, and 64 MiB: what the watch tolerates
+TOLERANCE = 0.01  # of the limit, plus 64 MiB: the watch tolerates that much
 FRAMEWORKS = Path(__file__).with_name("frameworks.py")
 NO_GPU = "it needs a real GPU"
 ALLOCATORS = {
@@ -41,7 +41,7 @@ class ToolRows:
         self.python = os.environ.get("BENCH_PYTHON", "python3")
 
     def g3t(self) -> None:
-        """PyTorch's three allocators end at the limit, and show it as the total."""
+        """PyTorch's three allocators stop at the limit, and show it as the total."""
         if why := self._lacks("torch"):
             line("G3", "PyTorch at a limit", "-", "the limit", why)
             return
@@ -55,7 +55,7 @@ class ToolRows:
             line("G3", f"PyTorch, {name}, at {LIMIT / GIB:.0f} GiB", value, "the limit", well)
 
     def g4(self) -> None:
-        """CuPy's pools, managed memory and textures, and a graph of PyTorch's that allocates."""
+        """Try CuPy's pools, managed memory and textures, and a PyTorch graph that allocates."""
         if why := self._lacks("cupy"):
             line("G4", "CuPy: pools, managed, textures", "-", "the limit", why)
         else:
@@ -69,7 +69,7 @@ class ToolRows:
             line("G4", "PyTorch: a graph that allocates", str(well), "right results", well)
 
     def g5(self) -> None:
-        """What nvidia-smi says that a process uses which has taken all that its group may."""
+        """Compare nvidia-smi's figure with the limit, for a process that has filled its group."""
         if why := self._lacks_tool("nvidia-smi"):
             line("G5", "physical use at a limit", "-", "the limit", why)
             return
@@ -90,7 +90,7 @@ class ToolRows:
         line("G5", f"physical use at {LIMIT / GIB:.0f} GiB", value, "the limit, 1 %, 64 MiB", well)
 
     def g11(self) -> None:
-        """Whether NVIDIA's tools start a program that has the shim."""
+        """Check that NVIDIA's tools start a program that uses the shim."""
         for name, command in TOOLS.items():
             if why := self._lacks_tool(name):
                 line("G11", f"{name} over the shim", "-", "starts", why)
@@ -103,7 +103,7 @@ class ToolRows:
                 line("G11", f"{name} over the shim", str(error), "starts", False)
 
     def g12(self) -> None:
-        """A training step of a transformer, with the shim and without it in turns."""
+        """Measure a training step of a transformer, alternately with and without the shim."""
         if why := self._lacks("torch"):
             line("G12", "training step with the whole GPU", "-", "x1.01", why)
             return
@@ -126,7 +126,7 @@ class ToolRows:
         return json.loads(finished(group.popen(command, shim=shim, **variables)))
 
     def _lacks(self, module: str) -> str:
-        """Why a framework cannot be used; "" if it can."""
+        """The reason why a framework cannot be used; "" if it can."""
         if self.place.real is None:
             return NO_GPU
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"

@@ -1,11 +1,11 @@
-"""Where bench/gpu.sh measures: a driver, the library of gpu/shim over it, and groups with an agent.
+"""The place where bench/gpu.sh measures: a driver, the library of gpu/shim over it, and groups.
 
-The driver is the machine's, or the stand-in of the tests. The agent registers whoever connects: a
-machine for measurements has no pods. It needs Python 3.11, msgspec and a C compiler, and where the
-GPU's time is shared nvidia-ml-py.
+The driver is the machine's, or the stand-in of the tests. The agent registers every client: a
+machine for measurements has no pods. It needs Python 3.11, msgspec and a C compiler, and
+nvidia-ml-py if the GPU's time is shared.
 
-A line that is printed is "ROW what: figure | target | ok, miss, or skipped: why". A figure that is
-compared with the same call without the libraries is what these add, and (x1.17) is the ratio.
+A printed line is "ROW what: figure | target | ok, miss, or skipped: why". A figure that is
+compared with the same call without the libraries is their additional cost; (x1.17) is the ratio.
 """
 
 import os
@@ -32,7 +32,7 @@ NVML = "libnvidia-ml.so.1"
 
 
 def line(row: str, what: str, value: str, target: str, verdict: bool | str) -> None:
-    """Print a result. A text as the verdict says why it was skipped."""
+    """Print a result. A text as the verdict is the reason why it was skipped."""
     said = f"skipped: {verdict}" if isinstance(verdict, str) else "ok" if verdict else "miss"
     print(f"{row:4} {what}: {value} | {target} | {said}", flush=True)
 
@@ -47,7 +47,7 @@ def figure(
 
 
 class BenchGroup:
-    """A group of its own directory, where its processes start."""
+    """A group with its own directory, in which its processes start."""
 
     def __init__(self, place: "Place", name: str, memory: int, share: float, context: int) -> None:
         self.place = place
@@ -58,7 +58,7 @@ class BenchGroup:
         self.set_share(share)
 
     def set_share(self, share: float, kappa: float = 1.0, settled: float = 0.0) -> None:
-        """The share of the GPU's time that its gate keeps, in (0, 1]; what it owes, s."""
+        """Set the gate's share of the GPU's time, in (0, 1], and its debt in seconds."""
         with LimitsFile(self.group.limits) as opened:
             limit = opened.limit()
             owed = round(settled * 1e9)
@@ -86,12 +86,12 @@ class BenchGroup:
         )
 
     def say(self, *words: str, shim: bool = True, **variables: str) -> str:
-        """What the program prints. Raises RuntimeError if it fails."""
+        """The output of the program. Raises RuntimeError if it fails."""
         return finished(self.start(*words, shim=shim, **variables))
 
 
 class Place:
-    """A machine with a driver, until `close`."""
+    """A machine with a driver; `close` ends its use."""
 
     def __init__(self, directory: Path, real: Path | None) -> None:
         self.directory = directory
@@ -115,7 +115,7 @@ class Place:
         self._stack.close()
 
     def environment(self, *, shim: bool) -> dict[str, str]:
-        """What a process needs to find the shim, or the driver alone."""
+        """The environment in which a process finds the shim, or the driver alone."""
         of_node: Mapping[str, str] = self.node.environment if self.node is not None else {}
         path = os.environ.get("LD_LIBRARY_PATH", "")
         first = str(self._shim) if shim else self._plain
@@ -124,7 +124,7 @@ class Place:
     def group(
         self, name: str, *, memory: int = 2**64 - 1, share: float = 1.0, context: int = 0
     ) -> BenchGroup:
-        """A new group. Limits and `context`, what a context counts with, are bytes."""
+        """A new group. Limits and `context`, the memory that a context counts as, are bytes."""
         return BenchGroup(self, name, memory, share, context)
 
     def _asked(self) -> Gpu:
@@ -135,12 +135,12 @@ class Place:
 
 
 def numbers(text: str) -> list[float]:
-    """What a program printed."""
+    """The numbers that a program printed."""
     return [float(word) for word in text.split()]
 
 
 def begin(processes: Iterable["subprocess.Popen[str]"]) -> None:
-    """Give each process a line, for which it waits."""
+    """Write the line for which each process waits."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
@@ -148,7 +148,7 @@ def begin(processes: Iterable["subprocess.Popen[str]"]) -> None:
 
 
 def finished(process: "subprocess.Popen[str]", given: str = "", *, patience: int = 600) -> str:
-    """What a process printed until its end. Raises RuntimeError if it failed."""
+    """The complete output of a process, after its end. Raises RuntimeError if it failed."""
     try:
         out, err = process.communicate(given, timeout=patience)
     except subprocess.TimeoutExpired:

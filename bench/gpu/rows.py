@@ -1,4 +1,4 @@
-"""One row of bench/gpu.sh: measures it, and prints a line for each number.
+"""One row of bench/gpu.sh: measures it and prints a line for each number.
 
     python -m bench.gpu.rows ROW [--real LIBCUDA] [--short]
 
@@ -40,7 +40,7 @@ MOST_IN_GROUP = 250  # processes; a group has room for 256
 
 
 class Rows:
-    """Rows that need a driver alone. `short`: few rounds, to try the script itself."""
+    """Rows that need only a driver. `short`: few rounds, to try the script."""
 
     def __init__(self, place: Place, *, short: bool) -> None:
         self.place = place
@@ -48,7 +48,7 @@ class Rows:
         self._used = 0  # numbers of groups
 
     def g2(self) -> None:
-        """Whether cuGetProcAddress answers the addresses that dlsym finds, for each hook."""
+        """Check that cuGetProcAddress answers the addresses that dlsym finds, for each hook."""
         names = hooked()
         asked = [(base, at, symbol, 2 if own else 1) for base, at, symbol, own in table()]
         asked = [each for each in asked if each[2] in names]
@@ -62,7 +62,8 @@ class Rows:
         line("G2", what, f"{value}{differ}{more}", "all", bool(same) and not other)
 
     def g3(self) -> None:
-        """Memory of each kind is given up to the limit, and the limit is the total."""
+        """Check that memory of each kind is available up to the limit, and that the limit is the
+        total."""
         for kind in KINDS:
             group = self.place.group(f"g3-{kind}", memory=LIMIT, context=CONTEXT)
             got, total, result = map(int, group.say("fill", kind, str(PIECE)).split())
@@ -80,11 +81,12 @@ class Rows:
             )
 
     def g6(self) -> None:
-        """What a launch costs more, with the whole GPU and with a share that it does not use up."""
+        """The cost that a launch adds, with the whole GPU and with a share that the launches do
+        not use up."""
         count, rounds = (3_000, 3) if self.short else (50_000, 21)
         group = self.place.group("g6")
         times: dict[float, list[list[float]]] = {0.0: [], 1.0: [], 0.99: []}
-        for _ in range(rounds):  # alternately, so that a slow round makes all of them slower
+        for _ in range(rounds):  # alternating, so that a slow moment affects all of them
             for share, of in times.items():
                 group.set_share(share or 1.0)
                 of.append(numbers(group.say("launch", str(count), shim=share > 0)))
@@ -95,7 +97,7 @@ class Rows:
             _added("G6", what, times[share], times[0.0], targets)
 
     def g7(self) -> None:
-        """What an allocation and its free cost more, and the question for an address."""
+        """The cost that an allocation with its free adds, and a look-up of an address."""
         count, rounds, live = (500, 3, 10_000) if self.short else (10_000, 10, 1_000_000)
         for what, words, targets in (
             ("alloc and free of 1 MiB", ("alloc", str(count), str(MIB)), (1000, 10_000)),
@@ -116,7 +118,7 @@ class Rows:
             _added("G7", what, both[True], both[False], targets)
 
     def g8(self) -> None:
-        """How long cuInit takes in many processes at once."""
+        """Measure cuInit in many processes at once."""
         for count in (8,) if self.short else (1, 64, 300):
             with_shim: list[float] = []
             without: list[float] = []
@@ -138,7 +140,7 @@ class Rows:
             )
 
     def g10(self) -> None:
-        """Processes that allocate are killed at any moment: nothing stays counted or hangs."""
+        """Kill processes while they allocate: nothing stays counted, and nothing hangs."""
         kills = 10 if self.short else 200
         group = self.place.group("g10", memory=LIMIT)
         chance = random.Random(1)
@@ -159,7 +161,7 @@ class Rows:
         line("G10", "kill -9 among 8 processes", value, "all", got >= total - PIECE)
 
     def _starts(self, count: int, *, shim: bool) -> list[float]:
-        """Milliseconds of cuInit in processes that begin at once."""
+        """Milliseconds of cuInit in processes that start at once."""
         number = self._number()
         of = [self.place.group(f"g8-{number}-{n}") for n in range(0, count, MOST_IN_GROUP)]
         running = [of[n // MOST_IN_GROUP].start("init", shim=shim) for n in range(count)]
@@ -168,7 +170,7 @@ class Rows:
         for process in running:
             assert process.stdout is not None
             times.append(float(process.stdout.readline() or "nan") / 1e6)
-        for process in running:  # none ends while another one waits: that needs a CPU, too
+        for process in running:  # none ends while another one still needs a CPU
             process.communicate()
         return times
 
@@ -184,8 +186,8 @@ def _added(
     without: Sequence[Sequence[float]],
     targets: Sequence[float],
 ) -> None:
-    """Print what the median call costs more, the 99th percentile, and the two of calls that are
-    timed: the medians of all rounds; ns."""
+    """Print the additional cost of the median call, of the 99th percentile, and both for timed
+    calls: medians of all rounds, in ns."""
     names = ("p50", "p99", "timed (1 in 256), p50", "timed (1 in 256), p99")
     for index, target in enumerate(targets):
         pairs = [
@@ -221,7 +223,7 @@ def _kill(group: BenchGroup, process: "subprocess.Popen[str]") -> None:
 
 
 def main() -> int:
-    """Measure a row; 0 unless it could not be measured at all."""
+    """Measure a row; returns 0 unless it could not be measured."""
     parser = argparse.ArgumentParser(description="Measure a row of bench/gpu.sh.")
     parser.add_argument("row")
     parser.add_argument("--real", type=Path, help="the machine's libcuda.so.1")
@@ -238,7 +240,7 @@ def main() -> int:
                 **{row: getattr(of_frameworks, row) for row in ("g3t", "g4", "g5", "g11", "g12")},
             }
             if arguments.real is None:
-                from bench.gpu import standin  # a machine with a GPU has not what that imports
+                from bench.gpu import standin  # its imports are missing on a machine with a GPU
 
                 measures |= standin.rows(place, short=arguments.short)
             if arguments.row in measures:

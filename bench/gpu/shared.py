@@ -14,7 +14,7 @@ from gpu.watch.sampled_time import SampledTime, UsedTime
 MS = 1_000_000  # nanoseconds
 KERNELS = {"work_20us": MS // 50, "work_1ms": MS, "work_100ms": 100 * MS}
 SETTLING, WINDOW = 3.0, 10.0  # seconds
-WITHIN = 0.05  # of the GPU's time; kernels above 50 ms: twice that
+WITHIN = 0.05  # of the GPU's time; twice that for kernels above 50 ms
 LOSS = 0.08  # of the throughput of one process without shares
 
 
@@ -40,7 +40,7 @@ class Sharing:
             self._running[of] = [_working(group, kernel, ns, ns_of_round) for _ in range(count)]
 
     def done(self) -> dict[str, int]:
-        """How many kernels of each tenant are done."""
+        """The number of finished kernels of each tenant."""
         return {of: sum(map(_count, running)) for of, running in self._running.items()}
 
     def end(self) -> None:
@@ -80,7 +80,8 @@ class Sharing:
             self.groups[of].set_share(state.share, state.kappa, state.settled)
 
     def _used(self) -> dict[int, UsedTime] | None:
-        """What each process used of the GPU since the last tick; None: not told."""
+        """The GPU time of each process since the last tick; `None` if the driver did not report
+        it."""
         if self._place.node is not None:
             accounts, busy = self._place.node.read(), self._busy
             self._busy = {process.pid: process.gpus[0].busy_ns for process in accounts.processes}
@@ -157,7 +158,7 @@ def _tell(
 
 
 def _rate(group: BenchGroup, work: tuple[str, int, str], count: int, seconds: float) -> float:
-    """Kernels a second of so many processes without the shim."""
+    """Kernels per second of `count` processes without the shim."""
     running = [_working(group, *work, shim=False) for _ in range(count)]
     time.sleep(min(1.0, seconds))
     before, began = sum(map(_count, running)), time.monotonic()

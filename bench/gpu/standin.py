@@ -1,11 +1,11 @@
-"""Rows G13 to G15 of bench/gpu.sh: what processes and the agent's part of GPU limits need.
+"""Rows G13 to G15 of bench/gpu.sh: the cost of GPU limits for processes and for the agent.
 
-They need the stand-in for the driver, of which G14 and G15 have eight GPUs. Containers have equal
-parts of them, and registered processes. The agent here is a process with `gpu.limit_service`, as
-an agent runs it: it answers processes that register, compares with limits each second, corrects
-shares each half second. It also has the agent's `/metrics`, with the families of GPUs alone, which
-are read each 5 s; a Prometheus does that each 15 to 30 s. What else an agent does is not here: CNI
-calls, the device plugin and its questions to the kubelet, events.
+They need the stand-in for the driver; G14 and G15 use eight of its GPUs. Containers have equal
+parts of them, and registered processes. The agent here is a process that runs `gpu.limit_service`
+as an agent does. It answers processes that register, compares their use with the limits each
+second, and corrects shares each half second. It also serves the agent's `/metrics`, limited to the
+families of GPUs. The bench reads them every 5 s; a Prometheus reads every 15 to 30 s. The agent's
+other work is missing here: CNI calls, the device plugin and its requests to the kubelet, events.
 """
 
 import json
@@ -92,7 +92,8 @@ def rows(place: Place, *, short: bool) -> dict[str, Callable[[], object]]:
 
 
 def processes(place: Place, *, short: bool) -> None:
-    """Row G13: what a process holds more, and what the start of a CUDA runtime costs more."""
+    """Row G13: memory that a process needs in addition, and the added cost of starting a CUDA
+    runtime."""
     live, starts = (10_000, 2) if short else (1_000_000, 60)
     group = place.group("g13")
     none, many = (
@@ -129,13 +130,14 @@ class Agent:
         self._address = process.stdout.readline().strip()
 
     def asked(self) -> list[float]:
-        """CPU time and time, seconds; KiB that it holds; the processes that it sees."""
+        """CPU seconds, elapsed seconds, resident KiB, and the number of processes that the agent
+        sees."""
         begin([self._process])
         assert self._process.stdout is not None
         return [float(word) for word in self._process.stdout.readline().split()]
 
     def scraped(self, seconds: float) -> None:
-        """Let time pass, in which the metrics are read, as Prometheus does: at least once."""
+        """Let time pass while the metrics are read as Prometheus reads them, at least once."""
         end = time.monotonic() + seconds
         while True:
             with urllib.request.urlopen(f"http://{self._address}/metrics") as answer:
@@ -161,7 +163,7 @@ class Tenancies:
         self.uids: list[str] = []
 
     def make(self, share: float, words: Sequence[str], processes: int = 1) -> None:
-        """A container with so many processes."""
+        """Make a container with `processes` processes."""
         number = len(self.uids)
         container = self._stack.enter_context(made_container())
         self.uids.append(container.container.pod_uid)
@@ -191,7 +193,7 @@ class Tenancies:
 
     @contextmanager
     def agent(self, *, tenants: bool = True) -> Iterator[Agent]:
-        """An agent for the block, which knows of these containers or of none."""
+        """An agent for the block. It knows these containers, or none."""
         uids = json.dumps(self.uids if tenants else [])
         command = [sys.executable, "-c", AGENT, str(self.directory), uids]
         pipe = subprocess.PIPE
@@ -202,7 +204,7 @@ class Tenancies:
 
 
 def registration(place: Place, *, short: bool) -> None:
-    """Row G14: how long cuInit takes in many processes at once that the agent registers."""
+    """Row G14: seconds of cuInit in many processes that the agent registers at once."""
     count, rounds = (20, 1) if short else (AT_ONCE, 5)
     wall, clients, agents = [], [], []
     for number in range(rounds):
@@ -212,7 +214,7 @@ def registration(place: Place, *, short: bool) -> None:
                 tenancies.make(1.0, ["init"], min(IN_GROUP, count - first))
             with tenancies.agent() as ours:
                 begin(tenancies.processes)
-                time.sleep(1.0)  # all programs have started, and wait for their second line
+                time.sleep(1.0)  # all programs have started and wait for their second line
                 before, *_ = ours.asked()
                 begin(tenancies.processes)
                 took = [_of(process) for process in tenancies.processes]
@@ -226,15 +228,15 @@ def registration(place: Place, *, short: bool) -> None:
 
 
 def _of(process: "subprocess.Popen[str]") -> tuple[float, float]:
-    """What cuInit took, and its CPU time, ns; "inf": the process was refused."""
+    """Nanoseconds of cuInit, and its CPU time; "inf" if the process was refused."""
     assert process.stdout is not None
     return float(process.stdout.readline() or "inf"), float(process.stdout.readline() or "nan")
 
 
 def agent(place: Place, *, short: bool) -> None:
-    """Row G15: CPU time, and memory for each container; none of these launches, and then all."""
+    """Row G15: CPU time, and memory for each container; first idle, then while all launch."""
     count, rounds, seconds = (8, 1, 1.0) if short else (64, 3, 10.0)
-    idle = ["fill", "alloc", str(65 * GIB)]  # which it does not get
+    idle = ["fill", "alloc", str(65 * GIB)]  # the limit refuses it
     work = ["work", "work_1ms", "1000000", "1"]
     for what, words in (("none of", idle), ("all of", work)):
         with ExitStack() as stack:
@@ -259,7 +261,7 @@ def agent(place: Place, *, short: bool) -> None:
 
 
 def _round(tenancies: Tenancies, seconds: float) -> tuple[float, float]:
-    """Percents of a CPU that an agent needs, and KiB that it holds."""
+    """The percentage of a CPU that an agent uses, and its resident KiB."""
     with tenancies.agent() as ours:
         count = len(tenancies.uids)
         until(lambda: ours.asked()[3] == count, what="look at all processes")

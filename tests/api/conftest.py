@@ -1,4 +1,4 @@
-"""One API server for all tests of this folder, beside that of the cluster."""
+"""One API server for all tests of this folder, separate from the cluster's."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def server() -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="package")
 def node_a(server: ApiServer) -> KubernetesApi:
-    """The agent of a node. The policies are in force."""
+    """The client of a node's agent. The server applies the policies already."""
     node = server.node(NODE_A, machineID="m-a", systemUUID="s-a", bootID="b-a")
     server.await_policy(node, NODE_A)
     return node
@@ -27,13 +27,13 @@ def node_a(server: ApiServer) -> KubernetesApi:
 
 @pytest.fixture(scope="package")
 def node_b(server: ApiServer) -> KubernetesApi:
-    """The agent of another node."""
+    """The client of another node's agent."""
     return server.node(NODE_B)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _other_nodes(server: ApiServer) -> Iterator[None]:
-    """The Node objects of a module end with it: their number decides how large blocks are."""
+    """Delete the Node objects of a module at its end: their number decides the size of blocks."""
     yield
     names = [
         node.name for node in server.admin.list(Node).items if node.name not in (NODE_A, NODE_B)

@@ -1,7 +1,7 @@
 """Nodes on a real API server whose processes are killed, and machines whose power is lost.
 
-A child process does the work of a node's agent and kills itself with SIGKILL at a point of it. The
-next process begins with what is on disk and on the API server. Time is a clock that both share.
+A child process does the work of a node's agent and kills itself with SIGKILL at a chosen point. The
+next process begins with the state on disk and on the API server. Both share a clock.
 """
 
 import mmap
@@ -41,7 +41,7 @@ Arm = Callable[["CrashingNode", Die], None]
 
 
 class SharedClock(Clock):
-    """CLOCK_BOOTTIME of all nodes, which goes on in a child."""
+    """CLOCK_BOOTTIME of all nodes. It continues in a child."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 8)
@@ -58,7 +58,7 @@ class SharedClock(Clock):
 
 
 class Objects:
-    """What audits ask of the server."""
+    """The reads of the server that audits need."""
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
@@ -82,13 +82,13 @@ class CrashingNode(ClusterNode):
         self.server = self.objects  # type: ignore[assignment]
 
     def restart(self, boot: str = "") -> None:
-        """A new agent process, with a client of its own."""
+        """Start a new agent process, with a new client."""
         kubeconfig = self._api_server.plane.directory / f"{self.name}.kubeconfig"
         self.api = self._api_server.client(kubeconfig)  # type: ignore[assignment]
         super().restart(boot)
 
     def killed_at(self, arm: Arm, work: Callable[["CrashingNode"], None]) -> None:
-        """Do `work` in a child, which dies where `arm` says: by SIGKILL, not by an exception."""
+        """Do `work` in a child, which dies at the point `arm`: by SIGKILL, not by an exception."""
         child = os.fork()
         if child == 0:
             try:
@@ -107,7 +107,7 @@ class CrashingNode(ClusterNode):
         assert os.WTERMSIG(status) == signal.SIGKILL
 
     def lose_power(self, boot: str) -> None:
-        """The machine is off, and its disk lacks some of the last commits. It boots."""
+        """Power the machine off. Its disk loses some of the last commits. Then boot it."""
         disks = sorted(self.snapshots.iterdir(), key=lambda path: int(path.name))
         kept = random.choice(disks[-1 - MOST_DROPPED :])
         shutil.rmtree(self.directory)
@@ -115,7 +115,7 @@ class CrashingNode(ClusterNode):
         self.boot = boot
 
     def plain(self) -> AddressPlugin:
-        """The plugin in a process beside the agent: it leases nothing and calls no server."""
+        """The plugin in a process without the agent: it leases nothing and calls no server."""
         stores = Stores(
             StoreFiles(self.directory, report=lambda text: None, kept=False),
             lambda: "cluster",
@@ -123,7 +123,7 @@ class CrashingNode(ClusterNode):
         return AddressPlugin(stores, lambda: self.boot)
 
     def delete_plainly(self, pod: str, ipam: Json) -> None:
-        """I9: DEL without the server, and once more."""
+        """I9: two DELs without the server."""
         for _ in range(2):
             self.plain().delete(request("DEL", ipam, f"{pod}-1", pod=pod))
 
@@ -135,7 +135,7 @@ class CrashingNode(ClusterNode):
             new = self.snapshots.with_name(f"{self.snapshots.name}-new")
             shutil.rmtree(new, ignore_errors=True)
             shutil.copytree(self.directory, new)
-            new.rename(self.snapshots / str(number))  # a kill leaves no part of a copy
+            new.rename(self.snapshots / str(number))  # a kill leaves no partial copy
             shutil.rmtree(self.snapshots / str(number - MOST_DROPPED - 1), ignore_errors=True)
             number += 1
 
@@ -160,7 +160,8 @@ def _die() -> None:
 
 
 def after_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
-    """After the server has done a call about such an object, before the answer is used."""
+    """The point after the server has executed a call about such an object, before its answer is
+    used."""
 
     def arm(node: CrashingNode, die: Die) -> None:
         call = getattr(node.api, verb)
@@ -177,7 +178,7 @@ def after_call(verb: str, is_it: Callable[[Any], bool]) -> Arm:
 
 
 def after_commit(verb: str) -> Arm:
-    """After a transaction of the lessee that changed something."""
+    """The point after a transaction of the lessee that changed something."""
 
     def arm(node: CrashingNode, die: Die) -> None:
         store = node.lessee._store
@@ -196,10 +197,10 @@ def after_commit(verb: str) -> Arm:
 
 
 def after_reservation(node: CrashingNode, die: Die) -> None:
-    """After the address is reserved, before ADD answers."""
+    """The point after the address is reserved, before ADD answers."""
     call = SqliteStore.reserve_seen
 
-    def wrapped(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as it is called
+    def wrapped(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - any arguments
         grant = call(*arguments, **named)
         if grant.granted:
             die()
@@ -212,7 +213,7 @@ def after_reservation(node: CrashingNode, die: Die) -> None:
 
 
 class Auditor:
-    """I1 to I10 of docs/developers/protocol.md over these nodes and the server."""
+    """Checks I1 to I10 of docs/developers/protocol.md for these nodes and the server."""
 
     def __init__(self, objects: Objects, *nodes: CrashingNode) -> None:
         self._objects = objects
@@ -220,7 +221,7 @@ class Auditor:
         self._holders: dict[tuple[str, int], Holder] = {}
 
     def check(self) -> None:
-        """I1 to I4 and I10 by `audit`; I7 and I8 here. I9 is `delete_plainly`."""
+        """Check I1 to I4 and I10 by `audit`; I7 and I8 here. `delete_plainly` checks I9."""
         audit(self._objects, self._nodes)  # type: ignore[arg-type]
         blocks = {
             each.metadata.name: each for each in self._objects.look_at_all(AddressBlock).items
@@ -233,7 +234,7 @@ class Auditor:
             self._used_is_leased(node, blocks)
 
     def _used_is_leased(self, node: CrashingNode, blocks: Mapping[str, AddressBlock]) -> None:
-        """I7: what pods of this boot hold is in a block of their node on the server."""
+        """I7: addresses of pods of this boot are in a block that the server has for their node."""
         own = instance_of(node)
         for held in node.store.reservations():
             if held.boot == node.boot:

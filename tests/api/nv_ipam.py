@@ -1,4 +1,4 @@
-"""nv-ipam's kinds on the API server, and its own programs where they were built."""
+"""nv-ipam's kinds on the API server, and nv-ipam's own programs if they were built."""
 
 import json
 import subprocess
@@ -51,7 +51,7 @@ _ANY: Document = {
 
 
 def crds() -> list[str]:
-    """nv-ipam's own where its archive is there, else kinds of the same names."""
+    """nv-ipam's own kinds if its archive is available, else kinds of the same names."""
     archives = PROGRAM.archive_files()
     if archives:
         with tarfile.open(archives[0]) as archive:
@@ -68,7 +68,8 @@ def crds() -> list[str]:
 
 
 def install(server: ApiServer) -> None:
-    """The kinds, their namespace, and the rights that the chart gives with `nv_ipam: true`."""
+    """Install the kinds, their namespace, and the rights that the chart gives with `nv_ipam:
+    true`."""
     server.kubectl("create", "namespace", NAMESPACE)
     for document in (*crds(), _ROLE):
         server.kubectl("apply", "-f", "-", stdin=document)
@@ -76,7 +77,7 @@ def install(server: ApiServer) -> None:
 
 
 def put_pool(server: ApiServer, plural: str, name: str, spec: Mapping[str, Any]) -> None:
-    """Make or change a pool."""
+    """Create or change a pool."""
     kind = {"ippools": "IPPool", "cidrpools": "CIDRPool"}[plural]
     where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}"
     meta = {"name": name, "namespace": NAMESPACE}
@@ -97,7 +98,7 @@ def remove_pools(server: ApiServer) -> None:
 
 
 def put_entries(server: ApiServer, plural: str, name: str, entries: list[dict[str, str]]) -> None:
-    """What nv-ipam's controller would write."""
+    """Write the entries that nv-ipam's controller would write."""
     where = f"/apis/{API}/namespaces/{NAMESPACE}/{plural}/{name}"
     _, found = server.send("GET", where)
     found["status"] = {"allocations": entries}
@@ -106,7 +107,7 @@ def put_entries(server: ApiServer, plural: str, name: str, entries: list[dict[st
 
 
 def settling(server: ApiServer) -> Callable[[], None]:
-    """What does a round of podfabric's controller."""
+    """A function that does a round of podfabric's controller."""
 
     def items() -> list[NvIPPool | NvCIDRPool]:
         admin = server.admin
@@ -140,7 +141,7 @@ class ApiNode(NvNode):
 
     @property
     def known(self) -> Mapping[str, NodePool]:
-        """The pools that it may use now."""
+        """The pools that the node may use now."""
         found = read_pools(self.directory) or NodePools()
         return {key: pool for key, pool in found.pools.items() if pool.usable}
 
@@ -177,7 +178,7 @@ class NodeDaemon:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The daemon, until the end of the block."""
+        """Run the daemon for the block."""
         conf = self._root / "conf"
         conf.mkdir(parents=True, exist_ok=True)
         arguments = [
@@ -207,7 +208,7 @@ class NodeDaemon:
                 process.wait()
 
     def config(self, ipam: Mapping[str, Any], **more: object) -> bytes:
-        """A definition, which names the directory of this daemon's configuration."""
+        """A definition that names the directory of this daemon's configuration."""
         keys = {"type": "nv-ipam", "confDir": str(self._root / "conf"), **ipam}
         document = {"cniVersion": "1.0.0", "name": "net", "type": "macvlan", "ipam": keys}
         return json.dumps(document | more).encode()
@@ -215,7 +216,7 @@ class NodeDaemon:
     def call(
         self, command: str, config: bytes, container: str, *args: str, ifname: str = "eth0"
     ) -> tuple[int, dict[str, Any]]:
-        """Exit code and answer of one call."""
+        """The exit code and answer of one call."""
         done = subprocess.run(
             [self.executable],
             input=config,

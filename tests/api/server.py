@@ -1,4 +1,4 @@
-"""A real API server with podfabric's objects, and clients of the kinds that podfabric has."""
+"""A real API server with podfabric's objects, and clients of each kind that podfabric has."""
 
 import json
 import os
@@ -71,12 +71,12 @@ DEFINITIONS = kind_of(
 
 
 def definitions_of(namespace: str) -> str:
-    """Where definitions of the namespace are made."""
+    """The path of the namespace's definitions."""
     return f"/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
 
 
 class ApiServer:
-    """The server. `admin` may do everything."""
+    """The server. `admin` has all rights."""
 
     def __init__(self, plane: ControlPlane, kubectl: Path) -> None:
         self.plane = plane
@@ -88,16 +88,17 @@ class ApiServer:
         self.admin = self.client(self._kubeconfig)
 
     def client(self, kubeconfig: Path, timeout: float = 60.0, node: str = "") -> KubernetesApi:
-        """A client that waits for no turn; on a node, if it is an agent's."""
+        """A client that does not wait for its turn. With `node`, it is a client of that node's
+        agent."""
         pace = Pace(rate=10_000, burst=10_000)
         return KubernetesApi(kubeconfig, timeout=timeout, pace=pace, node=node)
 
     def impatient(self, node: str) -> KubernetesApi:
-        """A client of a node's agent that soon gives up: for a server that is away."""
+        """A client of a node's agent with short timeouts, for a server that is down."""
         return self.client(self.plane.directory / f"{node}.kubeconfig", timeout=1.0, node=node)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        """What kubectl answers the administrator."""
+        """kubectl's output for the administrator."""
         done = subprocess.run(
             [str(self._kubectl), *words],
             env={**os.environ, "KUBECONFIG": str(self._kubeconfig)},
@@ -110,7 +111,7 @@ class ApiServer:
         return done.stdout
 
     def send(self, method: str, path: str, body: object = None) -> tuple[int, Document]:
-        """The status and document of the answer to a request as the administrator writes it."""
+        """The status and document of the answer to an administrator's request."""
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.plane.port}{path}",
             method=method,
@@ -127,9 +128,9 @@ class ApiServer:
             return error.code, _document(error.read())
 
     def make(self, path: str, body: object) -> Document:
-        """The object, which is made.
+        """Create an object; returns it.
 
-        A new kind is served a moment after kubectl has seen that it is established.
+        The server serves a new kind shortly after kubectl reports it as established.
         """
         status, document = 0, Document()
 
@@ -150,7 +151,7 @@ class ApiServer:
         until(self._serves_the_kinds, what="answer to a list of blocks")
 
     def install_kind(self, kind: Document) -> None:
-        """Install a kind, which may be there, and wait until it is served."""
+        """Install a kind, which may exist, and wait until it is served."""
         status, answer = self.send("POST", _KINDS, kind)
         assert status in (HTTPStatus.CREATED, HTTPStatus.CONFLICT), answer
         group, names = kind["spec"]["group"], kind["spec"]["names"]
@@ -158,7 +159,7 @@ class ApiServer:
         until(lambda: self.send("GET", path)[0] == HTTPStatus.OK, what=f"kind {names['kind']}")
 
     def define(self, config: object, namespace: str = "default", named: str = "") -> Document:
-        """Make a NetworkAttachmentDefinition of a network configuration."""
+        """Create a NetworkAttachmentDefinition of a network configuration."""
         return self.make(
             definitions_of(namespace),
             {
@@ -170,16 +171,16 @@ class ApiServer:
         )
 
     def await_policy(self, node: KubernetesApi, own: str) -> None:
-        """Wait until the server applies the policies, which it does a while after it has them."""
+        """Wait until the server applies the policies, some time after they are stored."""
         until(lambda: self._is_refused(node, own), what="policy of own blocks", pause=0.2)
 
     def node(self, name: str, **machine: str) -> KubernetesApi:
-        """The client of an agent on a new node: its token is bound to a pod there."""
+        """The client of an agent on a new node. Its token is bound to a pod of that node."""
         self.machine(name, **machine)
         return self.client(self._pods_kubeconfig(name), node=name)
 
     def machine(self, name: str, **machine: str) -> None:
-        """A new Node object, which is Ready."""
+        """Create a Node object, which is Ready."""
         self.make(
             "/api/v1/nodes",
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}},
@@ -189,7 +190,7 @@ class ApiServer:
         self._set_status(name, node, {"nodeInfo": info, "conditions": [_ready("True")]})
 
     def silent(self, name: str) -> None:
-        """The Node is not ready any more, as where nothing is heard of the kubelet."""
+        """Mark the Node as not ready, as if its kubelet were silent."""
         _, node = self.send("GET", f"/api/v1/nodes/{name}")
         self._set_status(name, node, {**node["status"], "conditions": [_ready("Unknown")]})
 
@@ -198,7 +199,7 @@ class ApiServer:
         assert code == 200, answer
 
     def remove_node(self, name: str, *, pods: bool) -> None:
-        """Delete the Node, and with `pods` that of its agent, too."""
+        """Delete the Node, and with `pods` also its agent's pod."""
         code, answer = self.send("DELETE", f"/api/v1/nodes/{name}")
         assert code == 200, answer
         if pods:
@@ -226,7 +227,8 @@ class ApiServer:
         return self.kubeconfig(node, {"boundObjectRef": bound, "expirationSeconds": A_DAY})
 
     def kubeconfig(self, name: str, request: Document, account: str = ACCOUNT) -> Path:
-        """The configuration of a client with a new token of the service account, the agents'."""
+        """The configuration of a client with a new token of the service account (default: the
+        agents')."""
         accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": request}
         token = self.make(f"{accounts}/token", body)["status"]["token"]
@@ -275,12 +277,12 @@ def api_server() -> Iterator[ApiServer]:
 
 
 def name(prefix: str) -> str:
-    """A name that nothing else has."""
+    """A unique name."""
     return f"{prefix}-{uuid.uuid4().hex[:8]}"
 
 
 def _document(content: bytes) -> Document:
-    """The answer to a request that failed; it is a line of text if the kind is not served yet."""
+    """The answer to a failed request. It is a line of text if the kind is not served yet."""
     try:
         document: Document = json.loads(content)
     except ValueError:

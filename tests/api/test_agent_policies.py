@@ -26,7 +26,7 @@ OWN, THEIRS = "10.61.0.0/24", "10.62.0.0/24"
 
 
 class AgentNode:
-    """A node whose agent is a process, with the right of the agent of `node`."""
+    """A node whose agent is a process with the rights of the agent of `node`."""
 
     def __init__(self, server: ApiServer, root: Path, stack: ExitStack, node: str = NODE_A) -> None:
         self.root = root
@@ -79,7 +79,7 @@ class AgentNode:
         return answer
 
     def code(self, tenant: Tenant, range_: str) -> int:
-        """The error code of an ADD, 0 for none."""
+        """The error code of an ADD, 0 for success."""
         code: int = self.call(tenant, range_).get("code", 0)
         return code
 
@@ -91,7 +91,7 @@ def node(server: ApiServer, node_a: KubernetesApi, tmp_path: Path) -> Iterator[A
 
 
 def allow(server: ApiServer, title: str, tenant: Tenant) -> None:
-    """A rule by which the tenant may use its own range."""
+    """Add a rule that lets the tenant use its own range."""
     use = {"ipamTypes": ["podfabric-ipam"], "ranges": [OWN]}
     put(server, title, {"subjects": [{"namespaces": [tenant.namespace]}], "use": use})
 
@@ -123,7 +123,7 @@ def test_an_agent_that_is_killed_while_the_api_server_is_away_enforces_what_it_s
         assert node.code(tenant, OWN) == 0
         node.call(tenant, OWN, "DEL")
         path.unlink()
-        assert node.code(tenant, THEIRS) == 121  # what is in force is in memory, too
+        assert node.code(tenant, THEIRS) == 121  # the active policies are in memory too
     finally:
         server.plane.start_api_server()
 
@@ -144,7 +144,7 @@ def test_an_agent_without_the_policies_attaches_nothing_until_it_has_seen_them(
     node.call(tenant, OWN, "DEL")
 
 
-def test_a_running_agent_begins_to_follow_when_it_is_told_to(
+def test_running_agent_follows_policies_after_a_configuration_change(
     server: ApiServer, node: AgentNode, title: str
 ) -> None:
     tenant = Tenant(server)

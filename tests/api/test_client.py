@@ -1,4 +1,4 @@
-"""The client and a real API server: the contract, and what only a real one does."""
+"""The client and a real API server: the contract, and behaviour that only a real server has."""
 
 import json
 import uuid
@@ -27,7 +27,7 @@ class TestContract(ApiContract):
 
     @pytest.fixture
     def expired_version(self) -> str:
-        return "1"  # of an etcd without one of our objects
+        return "1"  # of an etcd that has no object of ours
 
 
 def test_a_list_is_read_in_pages(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_a_list_is_read_in_pages(server: ApiServer, monkeypatch: pytest.MonkeyPa
     found = server.admin.list(AddressBlock, {"spec.holder.instance": instance})
     assert {each.metadata.name for each in found.items} == made
     assert len(found.items) == 25
-    # All pages show the moment of the first.
+    # All pages show the state at the time of the first.
     everything = server.admin.list(AddressBlock)
     assert made <= {each.metadata.name for each in everything.items}
 
@@ -104,7 +104,8 @@ def test_kubectl_shows_pools_and_blocks(server: ApiServer) -> None:
 def test_a_pods_client_reads_its_token_again(
     server: ApiServer, node_a: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet replaces the token before it ends; one that ended too early is read again."""
+    """The kubelet replaces the token before it expires; a token that expired too early is read
+    again."""
     token, ca = tmp_path / "token", tmp_path / "ca.crt"
     token.write_text("no-longer-valid")
     ca.write_text(server.plane.ca())

@@ -30,7 +30,7 @@ from tools.manifests import CHECKOUT, NAMESPACE
 
 @pytest.fixture(scope="module")
 def kubeconfig(server: ApiServer) -> Path:
-    """Of a client with the controller's token."""
+    """The configuration of a client with the controller's token."""
     request = {"expirationSeconds": 7200}
     return server.kubeconfig("controller", request, account="podfabric-controller")
 
@@ -44,7 +44,7 @@ def controller(kubeconfig: Path) -> Iterator[KubernetesApi]:
 
 @pytest.fixture(scope="module")
 def definitions(server: ApiServer) -> None:
-    """Their kind is installed."""
+    """Install the kind of definitions."""
     server.install_kind(DEFINITIONS)
 
 
@@ -154,7 +154,7 @@ def test_the_process_leads_follows_and_gives_its_lease_back(
         process.stop()
         join(thread)
     assert _leader(server) == ""
-    # Another's write, or its own, that its mirror did not show yet.
+    # A concurrent write, or its own write that its mirror had not shown yet.
     assert process.errors.keys() <= {
         ("update", "Conflict"),
         ("create", "AlreadyExists"),

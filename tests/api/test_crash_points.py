@@ -1,7 +1,7 @@
 """Row A15: SIGKILL at each crash point of the protocol, and power loss, on a real API server.
 
-Processes, requests and files are real. Each point comes PODFABRIC_CRASHES (20) times; what may
-happen at every other call has tests/unit/ipam/leases/test_crashes.py.
+Processes, requests and files are real. Each point is tested PODFABRIC_CRASHES (20) times. Crashes
+at every other call are tested in tests/unit/ipam/leases/test_crashes.py.
 """
 
 import os
@@ -61,7 +61,7 @@ POINTS = {
 
 
 class Fabric:
-    """A pool, two nodes, and the controller; all of one turn."""
+    """A pool, two nodes, and the controller, for one turn."""
 
     def __init__(self, server: ApiServer, root: Path, range_: str) -> None:
         self.server = server
@@ -85,7 +85,7 @@ class Fabric:
         self.rounds.round(read_world(self.server.admin, self.clock))
 
     def work(self, times: int = 1, seconds: float = 1.0) -> None:
-        """Agents do what is due."""
+        """Let the agents do the work that is due."""
         for _ in range(times):
             self.clock.now += seconds
             for node in (self.a, self.b):
@@ -93,7 +93,7 @@ class Fabric:
         self.auditor.check()
 
     def add(self, node: CrashingNode, pod: str, again: bool = True) -> float:
-        """ADD, as a runtime repeats it; after how many seconds it succeeds."""
+        """Repeat ADD as a runtime does; returns the seconds until it succeeds."""
         began = time.monotonic()
 
         def added() -> bool:
@@ -109,14 +109,14 @@ class Fabric:
         return time.monotonic() - began
 
     def look(self, node: CrashingNode, *, power: bool) -> None:
-        """What the kill has left, or the loss of power."""
+        """Check the state after the kill, or after the loss of power."""
         if power:
             node.lose_power("boot-2")
         else:
             self.auditor.check()
 
     def back(self, node: CrashingNode, on: CrashingNode, pod: str, *, power: bool) -> float:
-        """The next agent of the node begins; after how many seconds an ADD on `on` succeeds."""
+        """Start the next agent of the node; returns the seconds until an ADD on `on` succeeds."""
         began = time.monotonic()
         node.restart()
         if power:
@@ -127,14 +127,14 @@ class Fabric:
         return took
 
     def recover(self, node: CrashingNode, *, power: bool) -> float:
-        """What happens after the kill; after how many seconds an ADD succeeds again."""
+        """Continue after the kill; returns the seconds until an ADD succeeds again."""
         self.look(node, power=power)
         for number in range(PODS):  # the runtime undoes unanswered calls; no server is needed
             node.delete_plainly(f"p{number}", self.ipam)
         return self.back(node, node, "after", power=power)
 
     def settle(self) -> None:
-        """All is well then: nothing is left of the kill."""
+        """Check that nothing is left of the kill."""
         for node in (self.a, self.b):
             for pod in ("after", "q", *(f"p{number}" for number in range(PODS))):
                 node.delete_plainly(pod, self.ipam)
@@ -171,7 +171,7 @@ def fabric_of(
 
 
 def told(point: str, power: bool, took: list[float]) -> None:
-    """A line for those who run it with -s."""
+    """Print a line for runs with -s."""
     loss = ", power lost" if power else ""
     sys.stdout.write(
         f"\n{point}{loss}: {len(took)} kills, ADD again after {max(took):.2f} s at most\n"
@@ -179,7 +179,7 @@ def told(point: str, power: bool, took: list[float]) -> None:
 
 
 def life(node: CrashingNode) -> None:
-    """Claims, and then returns."""
+    """Claim, then return."""
     for number in range(PODS):
         node.add(f"p{number}", {"range": RANGE})
     for number in range(PODS):
@@ -210,7 +210,7 @@ def test_a_node_killed_at_a_crash_point_loses_and_doubles_nothing(
 def test_a_controller_killed_at_any_change_leaves_the_rest_to_the_next_one(
     server: ApiServer, tmp_path: Path
 ) -> None:
-    """A node is gone for good, and its blocks are fenced and freed; another one lives."""
+    """One node is gone for good: its blocks are fenced and freed. Another node lives."""
     took, kills, at = [], 0, 0
     while kills < TIMES:
         with fabric_of(server, tmp_path / f"{kills}-{at}") as fabric:
@@ -238,7 +238,7 @@ def of(block: AddressBlock, node: CrashingNode) -> bool:
 
 
 def freed(fabric: Fabric, gone: set[str]) -> bool:
-    """What a leader does in five minutes; whether the dead node's blocks are free."""
+    """Do five minutes of a leader's work; returns whether the dead node's blocks are free."""
     fabric.clock.now += 300.0
     fabric.a.lessee.step()
     fabric.round()
@@ -247,8 +247,8 @@ def freed(fabric: Fabric, gone: set[str]) -> bool:
 
 
 def dies_at(fabric: Fabric, at: int) -> bool:
-    """Rounds of a leader in a child, which dies after its change of that number, if it gets so
-    far."""
+    """Run a leader's rounds in a child, which dies after change number `at`. Returns False if
+    there are fewer changes."""
     child = os.fork()
     if child == 0:
         try:
@@ -285,7 +285,8 @@ def dies_at(fabric: Fabric, at: int) -> bool:
 def test_without_the_agent_dels_go_on_and_an_add_is_code_11(
     server: ApiServer, tmp_path: Path, power: bool
 ) -> None:
-    """The agent is killed at any moment. Without one DELs go on, and an ADD is code 11."""
+    """The agent is killed at any moment. Without an agent DELs succeed, and an ADD fails with
+    code 11."""
     took = []
     for turn in range(TIMES):
         with fabric_of(server, tmp_path / str(turn)) as fabric:
@@ -307,12 +308,12 @@ def test_without_the_agent_dels_go_on_and_an_add_is_code_11(
 
 
 def at_any_moment(node: CrashingNode, die: Die) -> None:
-    """Another thread kills the process, whatever this one does."""
+    """Kill the process from another thread, at a random moment."""
     threading.Timer(random.uniform(0.01, 0.4), die).start()
 
 
 def churn(node: CrashingNode) -> None:
-    """Pods come and go for longer than the process lives."""
+    """Add and delete pods for longer than the process lives."""
     while True:
         for number in range(1, PODS):
             with suppress(CNIError):

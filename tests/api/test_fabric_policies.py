@@ -1,4 +1,5 @@
-"""The API server refuses FabricPolicies that an agent could not use, and its text names the key."""
+"""The API server refuses FabricPolicies that an agent could not use, and its message names the
+key."""
 
 import copy
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def policy(*rules: object) -> Document:
 
 
 def changed(path: str, value: object) -> Document:
-    """The rule with another value at a path: "use.pkeys.0"."""
+    """The rule with another value at a path such as "use.pkeys.0"."""
     rule = copy.deepcopy(RULE)
     *parents, last = (int(each) if each.isdecimal() else each for each in path.split("."))
     inner: Any = rule
@@ -76,7 +77,7 @@ def changed(path: str, value: object) -> Document:
 
 
 def create(server: ApiServer, *rules: object) -> tuple[int, str]:
-    """Status and message of a create that changes nothing."""
+    """The status and message of a create with dry-run."""
     query = "?dryRun=All&fieldValidation=Strict"
     status, answer = server.send("POST", f"{KIND}{query}", policy(*rules))
     return status, answer.get("message", "")
@@ -84,7 +85,7 @@ def create(server: ApiServer, *rules: object) -> tuple[int, str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _in_force(server: ApiServer) -> None:
-    """The server applies the policy of ranges a while after it has it."""
+    """Wait until the server applies the policy of ranges, some time after it is stored."""
     backwards = changed("use.vlans", ["9-1"])
     until(lambda: create(server, backwards)[0] == 422, what="refusal of a range", pause=0.2)
 
@@ -252,7 +253,7 @@ _RULES = st.fixed_dictionaries(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(rule=_RULES)
-def test_what_the_server_admits_the_agent_can_read(server: ApiServer, rule: Document) -> None:
+def test_agent_reads_every_policy_that_the_server_admits(server: ApiServer, rule: Document) -> None:
     status, message = create(server, rule)
     try:
         document.rules_of([rule], "here")

@@ -1,7 +1,7 @@
-"""300 objects of each kind that a tenant or a node may write, as bad as the API server takes them.
+"""300 objects of each kind that a tenant or a node may write, as bad as the API server accepts.
 
-The controller and two agents are processes, and go on: pools get ready, pods get addresses, and the
-memory of each stays below the limit of the chart.
+The controller and two agents are processes. They continue to work: pools become ready, pods get
+addresses, and the memory of each process stays below the limit of the chart.
 """
 
 import http.client
@@ -37,7 +37,7 @@ from tools.manifests import CHECKOUT
 
 COUNT = 300  # objects of each kind
 DEPTH = 1500
-DEEP = "@deep@"  # in a document: an object that is so deep
+DEEP = "@deep@"  # in a document: a deeply nested object
 LARGE = 1 << 20  # bytes
 VALUES = yaml.safe_load((CHECKOUT / "deploy/chart/values.yaml").read_text())
 
@@ -89,7 +89,7 @@ class LeasingAgent(AgentNode):
         )
 
     def await_address(self, tenant: Tenant, range_: str) -> None:
-        """Until an ADD succeeds."""
+        """Repeat an ADD until it succeeds."""
         answer: Document = {"code": -1}
 
         def has_address() -> bool:
@@ -140,19 +140,19 @@ def nodes(
 
 
 def managed() -> list[Document]:
-    """Managed fields as a client may send them."""
+    """Managed fields that a client may send."""
     field = {"manager": "m", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1"}
     return [{**field, "fieldsV1": DEEP, "time": "2026-01-01T00:00:00Z"}]
 
 
 def written(found: Document) -> bytes:
-    """Its JSON, which no library of Python writes."""
+    """The object's JSON, which no library of Python writes."""
     deep = '{"f:a":' * DEPTH + "{}" + "}" * DEPTH
     return json.dumps(found).replace(f'"{DEEP}"', deep).encode()
 
 
 def bad_meta(number: int) -> Document:
-    """Deep, large, or forged."""
+    """Deep, large, or forged metadata."""
     if number % 3 == 0:
         return {"managedFields": managed()}
     if number % 3 == 1:
@@ -203,14 +203,14 @@ def forged(new: Resource, number: int) -> Document:
 
 
 def bad_block() -> Resource:
-    """Of a pool that there is not, and a node that is not its writer's."""
+    """A block of a missing pool and of a node that is not the writer's."""
     made = block()
     holder = Holder(instance=name("store"), node=NODE_A)
     return replace(made, spec=replace(made.spec, holder=holder))
 
 
 def status(server: ApiServer, method: str, where: str, body: object = None) -> int:
-    """The status of an answer, which may be an object that Python's JSON cannot read."""
+    """The status of an answer, whose body Python's JSON may be unable to read."""
     try:
         return server.send(method, where, body)[0]
     except RecursionError:
@@ -218,7 +218,7 @@ def status(server: ApiServer, method: str, where: str, body: object = None) -> i
 
 
 def write_all(server: ApiServer, namespace: str) -> dict[str, int]:
-    """300 of each kind; how many of them the server has taken."""
+    """Write 300 objects of each kind; returns how many of them the server accepted."""
     kinds: dict[str, tuple[str, Callable[[int], Document]]] = {
         "definitions": (
             definitions_of(namespace),
@@ -233,7 +233,7 @@ def write_all(server: ApiServer, namespace: str) -> dict[str, int]:
     }
 
     account: Document = {"apiVersion": "v1", "kind": "ServiceAccount"}
-    account["metadata"] = {"name": "default"}  # which the pods have
+    account["metadata"] = {"name": "default"}  # pods use it
     server.make(f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
 
     def send(kind: str, number: int) -> bool:
@@ -253,14 +253,14 @@ def is_ready(server: ApiServer, range_: str) -> bool:
 
 
 def make_pool(server: ApiServer, range_: str) -> None:
-    """A pool of a definition of a tenant who means well."""
+    """A pool of a definition of a tenant without bad intent."""
     config = {"type": "ipoib", "name": "n", "ipam": {"type": "podfabric-ipam", "range": range_}}
     server.define({"cniVersion": "1.0.0", **config})
     until(lambda: is_ready(server, range_), what=f"pool {range_}", pause=0.2)
 
 
 def delete_all(server: ApiServer, namespace: str) -> None:
-    """Nothing is left for the tests after this one."""
+    """Delete all objects, so that later tests find none."""
     for kind in (AddressBlock, AddressReservation):
         for each in server.admin.list(kind).items:
             with suppress(NotFound, Conflict):

@@ -1,4 +1,4 @@
-"""The API server refuses objects that would break an address's uniqueness, and says why."""
+"""The API server refuses objects that would make an address non-unique, and gives the reason."""
 
 import copy
 from typing import Any
@@ -36,7 +36,7 @@ RESERVATION: Document = {
 
 
 def changed(document: Document, changes: Changes) -> Document:
-    """The document with other values at paths: "spec.holder.node"."""
+    """The document with other values at paths such as "spec.holder.node"."""
     made = copy.deepcopy(document)
     for path, value in changes.items():
         *parents, last = path.split(".")
@@ -51,7 +51,7 @@ def changed(document: Document, changes: Changes) -> Document:
 
 
 def path(document: Document, one: bool = False) -> str:
-    """Where objects of the document's kind are, or this one."""
+    """The path of the objects of the document's kind, or of this object."""
     namespace = document["metadata"].get("namespace")
     where = f"{OURS}/namespaces/{namespace}" if namespace else OURS
     where = f"{where}/{document['kind'].lower()}s"
@@ -59,14 +59,14 @@ def path(document: Document, one: bool = False) -> str:
 
 
 def create(server: ApiServer, document: Document) -> tuple[int, str]:
-    """Status and message of a create that changes nothing."""
+    """The status and message of a create with dry-run."""
     query = "?dryRun=All&fieldValidation=Strict"
     status, answer = server.send("POST", f"{path(document)}{query}", document)
     return status, answer.get("message", "")
 
 
 def pool(range_: str, network_name: str = "kinds", **spec: object) -> Changes:
-    """A pool of the name that its range gives it."""
+    """A pool with the name that its range requires."""
     part = range_.replace(":", "-").replace("/", "-")
     prefix = f"{network_name}-" if network_name else ""
     return {
@@ -76,7 +76,7 @@ def pool(range_: str, network_name: str = "kinds", **spec: object) -> Changes:
 
 
 def block(first: str, prefix: int, **spec: object) -> Changes:
-    """A block of the name that its addresses give it."""
+    """A block with the name that its addresses require."""
     return {
         "metadata.name": f"kinds.{first.replace(':', '-')}-{prefix}",
         "spec": {**BLOCK["spec"], "range": f"{first}/{prefix}", **spec},
@@ -234,7 +234,7 @@ HOLDER = {"instance": "j", "node": "n", "nodeUID": "u", "boot": "b"}
         (RESERVATION, {"spec.owner.name": "trainer-1"}, "a reservation keeps its pool and owner"),
     ],
 )
-def test_what_identifies_an_object_never_changes(
+def test_identifying_fields_are_immutable(
     server: ApiServer, kind: Document, changes: Changes, said: str
 ) -> None:
     stored = server.make(path(kind), kind)
@@ -246,7 +246,7 @@ def test_what_identifies_an_object_never_changes(
     assert said in answer.get("message", "")
 
 
-def test_the_epoch_never_falls(server: ApiServer) -> None:
+def test_epoch_never_decreases(server: ApiServer) -> None:
     first = changed(BLOCK, {"spec.epoch": 5})
     stored = server.make(path(first), first)
     where = path(first, one=True)
@@ -271,7 +271,7 @@ def test_defaults_are_written_into_objects(server: ApiServer) -> None:
     }
 
 
-def test_the_server_complains_about_none_of_our_expressions(server: ApiServer) -> None:
+def test_server_warns_about_no_expression_of_ours(server: ApiServer) -> None:
     _, crds = server.send("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")
     for crd in crds["items"]:
         if crd["spec"]["group"] == "ipam.podfabric.io":

@@ -22,14 +22,14 @@ IPAM: dict[str, object] = {"range": RANGE, "network_name": "nodes"}
 
 
 def real_node(server: ApiServer, directory: Path, name: str) -> ClusterNode:
-    """A new node, whose lessee talks to the API server with its own token."""
+    """A new node, whose lessee uses its own token at the API server."""
     client = server.node(name, machineID=f"m-{name}", systemUUID=f"s-{name}")
     return ClusterNode(client, directory, name)
 
 
 @pytest.fixture
 def pool(server: ApiServer) -> Iterator[AddressPool]:
-    """A pool of 16 blocks, as the controller leaves it."""
+    """A pool of 16 blocks, in the state that the controller creates."""
     stored = put_pool(server.admin, RANGE, name="nodes", size=4)
     yield stored
     for block in leased(server):
@@ -43,7 +43,7 @@ def leased(server: ApiServer) -> tuple[AddressBlock, ...]:
 
 
 def make_nodes(server: ApiServer, path: Path) -> list[ClusterNode]:
-    """Nodes of names of their own."""
+    """Nodes with unique names."""
     names = [name("leasing") for _ in range(NODES)]
     return [real_node(server, path / each, each) for each in names]
 
@@ -77,7 +77,7 @@ def test_nodes_share_a_range_and_give_blocks_back(
         for number in range(PODS):
             node.delete(f"p{number}")
         node.steps(30, 60.0)
-    # One empty block at most stays with each node, and only for a while.
+    # At most one empty block stays with each node, and only for a while.
     assert len(leased(server)) <= NODES
 
 

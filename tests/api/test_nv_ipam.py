@@ -24,7 +24,8 @@ Nodes = Callable[[str], ApiNode]
 
 @pytest.fixture
 def kinds(server: ApiServer) -> Iterator[ApiServer]:
-    """The server, with nv-ipam's kinds; without what the test made, as others count it."""
+    """The server with nv-ipam's kinds. The test's objects are deleted, because other tests count
+    them."""
     if server.send("GET", f"/api/v1/namespaces/{NAMESPACE}")[0] != 200:
         nv_ipam.install(server)
     nv_ipam.remove_pools(server)
@@ -39,7 +40,7 @@ def kinds(server: ApiServer) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def nodes(kinds: ApiServer, tmp_path: Path) -> Iterator[Nodes]:
-    """Makes nodes."""
+    """A function that makes nodes."""
     with ExitStack() as stack:
 
         def make(node: str) -> ApiNode:
@@ -59,7 +60,8 @@ def added(
     settle: Callable[[], None],
     config: dict[str, Any] | None = None,
 ) -> Result:
-    """The result of an ADD, as a runtime repeats it. CNIError, if that is not to be repeated."""
+    """The result of an ADD, repeated as a runtime does. Raises CNIError if it must not be
+    repeated."""
     found: list[Result] = []
 
     def tried() -> bool:
@@ -115,7 +117,7 @@ def test_nodes_lease_blocks_of_an_ippool_and_leave_alone_what_others_may_hold(
     assert {address.partition("/")[2] for address in given} == {"26"}
     assert not duplicates((a, b))
     put_entries(kinds, "ippools", pool, [])
-    # The rest of the pool is free now: a block is full, and the node leases another one.
+    # The rest of the pool is free now. One block is full, and the node leases another one.
     assert all(added(b, f"more-{number}", ipam, settle) for number in range(8))
     assert not duplicates((a, b))
     result = added(a, "routed", ipam, settle)
@@ -209,7 +211,7 @@ CASES: list[tuple[dict[str, object], dict[str, object]]] = [
     ({"poolName": "plain"}, {"args": {"cni": {"ips": ["10.20.0.4"]}}}),
     ({"poolName": "plain"}, {"runtimeConfig": {"ips": ["10.20.0.4/24"]}}),
     ({}, {"name": "plain"}),
-    # What both refuse.
+    # Requests that both refuse.
     ({"poolName": "none"}, {}),
     ({"poolType": "other"}, {}),
     ({"poolName": "plain"}, {"args": {"cni": {"allocateDefaultGateway": True}}}),
@@ -224,7 +226,7 @@ CASES: list[tuple[dict[str, object], dict[str, object]]] = [
 def test_results_are_those_of_nv_ipams_own_daemon(
     kinds: ApiServer, nodes: Nodes, tmp_path: Path
 ) -> None:
-    """Field by field, but for the addresses themselves, which are of the same network."""
+    """Compare field by field; the addresses themselves need only be of the same network."""
     (built,) = programs.build([nv_ipam.PROGRAM])
     node, settle = nodes(name("same")), settling(kinds)
     (tmp_path / "theirs").mkdir()
@@ -255,7 +257,7 @@ def test_results_are_those_of_nv_ipams_own_daemon(
     for number, (ipam, more) in enumerate(CASES):
         code, answer = answers[number]
         usual = {"poolName": None, **ipam}
-        if code or "allocateIPWithIndex" in str(more):  # a node has several blocks of an IPPool
+        if code or "allocateIPWithIndex" in str(more):  # with an IPPool a node has several blocks
             with pytest.raises(CNIError):
                 node.result(f"c{number}", usual, config=more)
             continue
@@ -266,7 +268,7 @@ def test_results_are_those_of_nv_ipams_own_daemon(
 
 
 def encoded(result: Result) -> dict[str, Any]:
-    """A result as the executable prints it."""
+    """A result in the form that the executable prints."""
     printed: dict[str, Any] = json.loads(encode(result, "1.0.0"))
     return printed
 

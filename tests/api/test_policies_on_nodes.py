@@ -30,7 +30,7 @@ MINE, THEIRS = 0x8001, 0x8002
 
 
 class Node:
-    """What an agent makes of the policies."""
+    """The policies of one node's agent."""
 
     def __init__(self, server: ApiServer, directory: Path) -> None:
         self.paths = Paths(state=directory / "state", etc=directory / "etc")
@@ -43,7 +43,7 @@ class Node:
         self.policies.start()
 
     def asks(self, pod: Pod, pkey: int) -> None:
-        """As a plugin does. NotAllowed, CNIError 11."""
+        """Request a partition, as a plugin does. Raises NotAllowed, or CNIError 11."""
         allowed = allowance.of_pod(self.policies.source(), pod)
         allowed.using("pkeys", pkey, "pkey", f"{pkey:#06x}")
         if allowed.titles() == ("config.yaml",):
@@ -65,7 +65,7 @@ class Node:
         until(lambda: wanted in self.outcome(pod, pkey), what=f"{wanted} for {pod}", pause=0.1)
 
     def await_file(self) -> None:
-        """Wait until what is in force is on disk."""
+        """Wait until the active policies are on disk."""
 
         def same() -> bool:
             try:
@@ -140,7 +140,7 @@ def put(server: ApiServer, title: str, rule: Document, *, pkey: int = MINE) -> N
 
 @pytest.fixture
 def title(server: ApiServer) -> Iterator[str]:
-    """The name of a policy, which ends with the test."""
+    """The name of a policy, which is deleted after the test."""
     title = name("policy")
     yield title
     server.send("DELETE", f"{KIND}/{title}")
@@ -150,7 +150,7 @@ def for_namespace(tenant: Tenant) -> Document:
     return {"subjects": [{"namespaces": [tenant.namespace]}]}
 
 
-def test_a_policy_is_in_force_changes_and_ends(server: ApiServer, node: Node, title: str) -> None:
+def test_policy_is_applied_changed_and_removed(server: ApiServer, node: Node, title: str) -> None:
     tenant = Tenant(server)
     node.await_outcome(tenant.anyone(), MINE, "no rule")
     put(server, title, for_namespace(tenant))

@@ -1,4 +1,4 @@
-"""What the token of a node's agent may do: with its own blocks everything, with others' nothing."""
+"""The rights of a node agent's token: everything with its own blocks, nothing with other nodes'."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def test_an_agent_leases_uses_and_returns_its_own_blocks(
 
 
 def refused(act: Callable[[], object], *words: str) -> None:
-    """The server refuses it with these words."""
+    """Check that the server refuses the call with these words."""
     with pytest.raises(Refused) as raised:
         act()
     for word in words:
@@ -73,7 +73,7 @@ def test_an_agent_cannot_lease_for_another_node(node_a: KubernetesApi) -> None:
         ({}, {"owner_references": (OWNER,)}, "no owners"),
     ],
 )
-def test_an_agent_makes_no_block_that_no_agent_makes(
+def test_agent_creates_no_block_of_another_form(
     node_a: KubernetesApi, changes: dict[str, Any], meta: dict[str, Any], why: str
 ) -> None:
     new = block(node=NODE_A)
@@ -94,7 +94,7 @@ def test_an_agent_makes_no_block_that_no_agent_makes(
     ],
 )
 @pytest.mark.parametrize(("first", "prefix"), [("", 27), ("fd00:9::60", 123)])
-def test_an_agent_says_nothing_of_addresses_that_its_block_has_not(
+def test_agent_reports_no_address_outside_its_block(
     node_a: KubernetesApi, first: str, prefix: int, status: BlockStatus, why: str
 ) -> None:
     mine = node_a.create(block(node=NODE_A, first=first, prefix=prefix))

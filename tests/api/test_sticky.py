@@ -62,7 +62,7 @@ def add(node: ClusterNode, pod: str) -> str:
 def test_a_stateful_set_keeps_its_addresses_on_living_and_dead_nodes(
     server: ApiServer, node_a: KubernetesApi, pool: None, tmp_path: Path
 ) -> None:
-    """Row A17: moved ten times from a node that lives, and once from one that is dead."""
+    """Row A17: moved ten times from a live node, and once from a dead one."""
     nodes = [real_node(server, tmp_path / each, each) for each in (name("one"), name("two"))]
     given = {pod: add(nodes[0], pod) for pod in PODS}
     assert len(set(given.values())) == 20

@@ -1,8 +1,8 @@
-"""Row A13: nodes of podfabric beside nodes of the real whereabouts, with the same definition.
+"""Row A13: nodes of podfabric and of the real whereabouts, with the same definition.
 
-Scaled to two CPUs: four nodes of each side and some hundred pods (PODFABRIC_BESIDE=8x31x600 has
-eight nodes with 31 pods each, for ten minutes). whereabouts' plugin is built from its sources, and
-started as a runtime starts it. Its reconciler and its control loop run in tests of their own.
+Scaled to two CPUs: four nodes of each side and some hundred pods (PODFABRIC_BESIDE=8x31x600 means
+eight nodes with 31 pods each, for ten minutes). whereabouts' plugin is built from its sources and
+started as a runtime starts it. Other tests run its reconciler and its control loop.
 """
 
 import json
@@ -52,8 +52,8 @@ SIDES, PODS, SECONDS = map(int, os.environ.get("PODFABRIC_BESIDE", "4x10x40").sp
 
 
 class Theirs:
-    """Nodes of whereabouts: processes of its plugin, as a runtime starts them. It cares which node
-    it is on, `node`, where a range is cut into slices."""
+    """Nodes of whereabouts: processes of its plugin, started as a runtime starts them. The
+    node's name, `node`, matters only if a range is cut into slices."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Theirs:
         self._config = json.dumps(document).encode()
 
     def call(self, command: str, pod: str) -> dict[str, object] | None:
-        """The answer; None of a call that failed."""
+        """The answer; `None` if the call failed."""
         environ = {
             "PATH": os.environ["PATH"],
             "CNI_COMMAND": command,
@@ -97,7 +97,7 @@ class Theirs:
         return answer
 
     def add(self, pod: str) -> str | None:
-        """ADD; its address."""
+        """Call ADD; returns the address."""
         answer = self.call("ADD", pod)
         if answer is None:
             return None
@@ -107,7 +107,7 @@ class Theirs:
 
 
 class Ledger:
-    """Who uses which address. A second user of one is what must not be."""
+    """The user of each address. A second user of an address fails the test."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -159,7 +159,7 @@ def theirs(server: ApiServer, tmp_path: Path) -> Theirs:
 def test_nodes_of_whereabouts_and_ours_never_give_one_address_twice(
     server: ApiServer, leader: Leader, nodes: list[ClusterNode], theirs: Theirs
 ) -> None:
-    """And when all nodes have moved, whereabouts' own entries are as they were."""
+    """After all nodes have moved, whereabouts' own entries are unchanged."""
     ledger = Ledger()
     staying = {f"stay{number}": theirs.add(f"stay{number}") for number in range(4)}
     for pod, address in staying.items():
@@ -238,7 +238,8 @@ def _placeholders(server: ApiServer) -> set[str]:
 def test_a_leader_killed_after_any_change_leaves_the_rest_to_the_next_one(
     server: ApiServer, leader: Leader, nodes: list[ClusterNode], theirs: Theirs
 ) -> None:
-    """Each dies after one change, of an IPPool or of the pool's status; whereabouts goes on."""
+    """Each leader dies after one change, of an IPPool or of the pool's status; whereabouts
+    continues."""
     used: set[str] = set()
     for number in range(24):
         leader.change_to("Coexist")
@@ -253,7 +254,7 @@ def test_a_leader_killed_after_any_change_leaves_the_rest_to_the_next_one(
 
 
 class LeaderDied(Exception):
-    """A leader ends here."""
+    """Raised to end a leader."""
 
 
 def _dies_after_a_change(leader: Leader) -> None:
@@ -283,7 +284,7 @@ def _add_if_it_can(node: ClusterNode, pod: str) -> str | None:
 def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
     server: ApiServer, nodes: list[ClusterNode], theirs: Theirs, tmp_path: Path
 ) -> None:
-    """It runs once a minute here, in a directory with the files that it finds in its pod."""
+    """The reconciler runs once a minute, in a directory with the files of its pod."""
     (reconciler,) = programs.build([RECONCILER])
     leaked = theirs.add("leaked")  # the API server has no Pod object of that name
     (ours,) = nodes[0].add("p0", dict(IPAM))
@@ -305,7 +306,7 @@ def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
 
 @pytest.fixture
 def definitions(server: ApiServer) -> Iterator[None]:
-    """The kind of definitions."""
+    """Install the kind of definitions."""
     _namespaces(server)
     server.install_kind(DEFINITIONS)
     yield
@@ -320,7 +321,7 @@ def _namespaces(server: ApiServer) -> None:
 
 
 def their_status(address: str) -> dict[str, str]:
-    """The annotation that Multus gives to a pod of theirs."""
+    """The annotation that Multus gives to a pod on whereabouts' side."""
     network = {"name": "theirs/n1", "interface": "eth0", "ips": [address], "default": False}
     return {"k8s.v1.cni.cncf.io/network-status": json.dumps([network])}
 
@@ -328,7 +329,7 @@ def their_status(address: str) -> dict[str, str]:
 def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
     server: ApiServer, nodes: list[ClusterNode], theirs: Theirs, definitions: None, tmp_path: Path
 ) -> None:
-    """It removes what a pod had that is deleted. A pod of ours is deleted first."""
+    """The loop removes the addresses of a deleted pod. A pod of ours is deleted first."""
     (loop,) = programs.build([CONTROL_LOOP])
     gone, ours = theirs.add("gone"), nodes[0].add("ours", dict(IPAM))[0]
     assert gone is not None
@@ -346,7 +347,7 @@ def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
         assert server.send("DELETE", f"{pods}/{named}?gracePeriodSeconds=0")[0] == 200
 
     def is_removed() -> bool:
-        """Again and again: it does not see what ends before it has begun to look."""
+        """Delete repeatedly: the loop does not see a deletion before its watch has begun."""
         for pod, address in given.items():
             comes_and_goes(pod, address)
         return "theirs/gone" not in {each.allocation.podref for each in _entries(server)}

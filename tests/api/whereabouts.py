@@ -1,4 +1,4 @@
-"""whereabouts' kinds and objects on a real API server, and the nodes that look at them."""
+"""whereabouts' kinds and objects on a real API server, and the nodes that read them."""
 
 import json
 import os
@@ -44,7 +44,7 @@ _SPECS: Mapping[str, Document] = {
 
 
 def install_kinds(server: ApiServer) -> None:
-    """whereabouts' three kinds, as its version 0.9 has them."""
+    """Install whereabouts' three kinds, as its version 0.9 has them."""
     for kind, spec in _SPECS.items():
         parts = {"spec": spec}
         if kind == "NodeSlicePool":
@@ -56,8 +56,8 @@ def install_kinds(server: ApiServer) -> None:
 
 
 class OverlappingRangeIPReservation(Resource, frozen=True, kw_only=True):
-    """An address that no range of its network name hands out a second time: podfabric does not
-    look at those."""
+    """An address that no range with its network name gives out a second time. podfabric does not
+    read these objects."""
 
     API = API
     KIND = "OverlappingRangeIPReservation"
@@ -68,7 +68,7 @@ class OverlappingRangeIPReservation(Resource, frozen=True, kw_only=True):
 def in_pod(
     server: ApiServer, root: Path, executable: Path, log: Path, **environ: str
 ) -> Iterator[None]:
-    """A program that runs below `root` with the files and variables that it finds in its pod."""
+    """A program that runs below `root` with the files and variables of its pod."""
     account = root / "var/run/secrets/kubernetes.io/serviceaccount"
     account.mkdir(parents=True)
     shutil.copy(executable, root / executable.name)
@@ -98,8 +98,8 @@ def in_pod(
 def shared_pool(
     server: ApiServer, mode: Mode, range_: str, size: int, clock: Callable[[], float]
 ) -> Iterator["Leader"]:
-    """A pool of a range that whereabouts has given addresses of, and the controller. Everything is
-    gone afterwards."""
+    """A pool of a range from which whereabouts has given addresses, and the controller. Both are
+    removed afterwards."""
     install_kinds(server)
     meta = Meta(name=pool_name("", range_))
     spec = PoolSpec(range=range_, block_size=size)
@@ -117,7 +117,8 @@ def shared_pool(
 
 
 def _is_empty(server: ApiServer, kind: type[Resource]) -> bool:
-    """Delete all objects of the kind; whether there were none. A large one takes long."""
+    """Delete all objects of the kind; returns whether there were none. A large object takes
+    long."""
     try:
         found = server.admin.list(kind).items
         for each in found:
@@ -138,7 +139,7 @@ class Leader:
         self.change_to(mode)
 
     def change_to(self, mode: Mode) -> None:
-        """Another leader, of a chart with that value."""
+        """Start another leader, as of a chart with that value."""
         self.rounds = Rounds(self._server.admin, clock=self._clock, whereabouts=mode)
 
     def round(self) -> None:

@@ -1,1 +1,1 @@
-"""What a tenant may try, and kills and full disks at bad moments, against real processes."""
+"""Attacks by a tenant, kills and full disks at bad moments, against real processes."""

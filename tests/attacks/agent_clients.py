@@ -1,4 +1,4 @@
-"""Clients of an agent: over its socket, because a process for each call would be too slow."""
+"""Clients of an agent that use its socket, because a process for each call would be too slow."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE
 
 @dataclass
 class Caller:
-    """A node's runtime; `bin_dir` is CNI_PATH, and test doubles record their calls in `state`."""
+    """A node's runtime. `bin_dir` is CNI_PATH, and test doubles record their calls in `state`."""
 
     service: Service
     bin_dir: Path
@@ -71,14 +71,14 @@ class Caller:
 
 @dataclass
 class Tally:
-    """The number of answered calls, and the errors of the others."""
+    """The number of answered calls, and the errors of the failed ones."""
 
     answered: int = 0
     broken: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, wrong: str = "") -> int:
-        """Count one more call; the number of calls so far."""
+        """Count one more call; returns the number of calls so far."""
         with self._lock:
             if wrong:
                 self.broken.append(wrong)

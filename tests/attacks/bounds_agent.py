@@ -1,4 +1,4 @@
-"""The agent as it is on a node, with `noop` beside its plugins: `python -m` runs it."""
+"""The agent of a node, with `noop` among its plugins: `python -m` runs it."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
 """A client that calls an agent with hostile input without a pause, until it is killed.
 
-`python -m tests.attacks.bounds_attacker SOCKET`. It is a separate process: the clients that
-are measured must not share an interpreter with it.
+`python -m tests.attacks.bounds_attacker SOCKET`. It is a separate process because the measured
+clients must not share an interpreter with it.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from tests.unit.spec.hostile import HOSTILE
 
 
 def main() -> None:
-    """Call for ever."""
+    """Call forever."""
     for frame in itertools.cycle(_frames()):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.connect(sys.argv[1])

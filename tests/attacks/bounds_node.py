@@ -23,10 +23,10 @@ PLUGINS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-ipam", "noop")
 
 @dataclass
 class Answer(Printed):
-    """What a launcher would have printed, and the cost of the call.
+    """The output that a launcher would have printed, and the cost of the call.
 
-    `cpu` are the seconds of CPU that all threads of the agent used during the call. On a busy
-    machine `seconds`, the wall time, may be many times as much.
+    `cpu` is the CPU seconds of all threads of the agent during the call. On a busy machine
+    `seconds`, the wall time, may be much longer.
     """
 
     exit_code: int
@@ -43,7 +43,7 @@ class Answer(Printed):
 
 @dataclass
 class Node(Caller):
-    """A node whose agent has only that many `workers`. CNI_NETNS is `netns`."""
+    """A node whose agent has only `workers` workers. CNI_NETNS is `netns`."""
 
     workers: int = 4
     netns: str = "/none"
@@ -95,7 +95,7 @@ def _let_go(fifo: Path, clients: list[socket.socket]) -> None:
     """End the calls that read the FIFO to its end, and read their answers."""
 
     def none_waits() -> bool:
-        # A call that opens the FIFO after this one has closed it waits for the next writer.
+        # A call that opens the FIFO after this writer has closed it waits for the next writer.
         writer = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
         time.sleep(0.02)
         os.close(writer)
@@ -110,7 +110,7 @@ def _let_go(fifo: Path, clients: list[socket.socket]) -> None:
 
 @contextmanager
 def node(root: Path, workers: int = 4, netns: str = "/none") -> Iterator[Node]:
-    """A node whose agent has only that many workers; its files are below `root`."""
+    """A node whose agent has only `workers` workers; its files are below `root`."""
     etc = root / "etc"
     etc.mkdir(parents=True)
     (etc / "config.yaml").write_text(f'agent: {{listen: "", workers: {workers}, deadline: 60}}\n')

@@ -1,4 +1,5 @@
-"""A small disk that gets full, loses its inodes or becomes read-only; few descriptors or memory."""
+"""A small disk that becomes full, runs out of inodes or becomes read-only; few descriptors or
+memory."""
 
 import _sqlite3
 import ctypes
@@ -29,13 +30,13 @@ class SmallDisk:
         self.base = mount / "base"
 
     def restore(self) -> None:
-        """Make room, and let `directory` be a copy of `base`."""
+        """Make room, and replace `directory` by a copy of `base`."""
         self.make_room()
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.copytree(self.base, self.directory)
 
     def empty(self) -> None:
-        """Make room, and let `directory` be empty."""
+        """Make room, and empty `directory`."""
         self.make_room()
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir()
@@ -56,7 +57,7 @@ class SmallDisk:
             (self._filler / f"{time.monotonic_ns()}").touch()
 
     def make_room(self) -> None:
-        """Remove what the disk was filled with."""
+        """Remove the files that fill the disk."""
         shutil.rmtree(self._filler, ignore_errors=True)
 
     def make_read_only(self) -> None:
@@ -68,7 +69,7 @@ class SmallDisk:
         )
 
     def make_writable(self) -> None:
-        """Remount it, so that it can be written to."""
+        """Remount it writable."""
         subprocess.run(["mount", "-o", "remount,rw", self._mount], check=True)
 
     def files(self) -> set[str]:
@@ -82,7 +83,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(pages: int = 256, inodes: int = 100) -> Iterator[SmallDisk]:
-    """A disk with so many pages and inodes; it is unmounted at the end."""
+    """A disk with these numbers of pages and inodes; it is unmounted at the end."""
     mount = Path(tempfile.mkdtemp(prefix="podfabric-disk-"))
     options = f"size={pages * PAGE},nr_inodes={inodes},mode=0700"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", mount], check=True)
@@ -112,8 +113,8 @@ def descriptors_left(number: int) -> Iterator[None]:
 def calls_left(number: int) -> Iterator[None]:
     """In the block only `number` more calls that change files succeed; later ones get ENOMEM.
 
-    The kernel cannot be made to answer that, so functions here do it in place of the calls that
-    need kernel memory (open(2), write(2), rename(2), fallocate(2)).
+    The kernel cannot be made to answer ENOMEM here. Functions do it in place of the calls that need
+    kernel memory (open(2), write(2), rename(2), fallocate(2)).
     """
     names = ("open", "pwrite", "write", "replace", "posix_fallocate")
     before = {name: getattr(os, name) for name in names}
@@ -138,7 +139,7 @@ def calls_left(number: int) -> Iterator[None]:
 @contextmanager
 def memory_left(number: int) -> Iterator[None]:
     """In the block SQLite may use only `number` more bytes in this process."""
-    library = ctypes.CDLL(_sqlite3.__file__)  # which is linked to SQLite
+    library = ctypes.CDLL(_sqlite3.__file__)  # it is linked to SQLite
     for name in ("sqlite3_memory_used", "sqlite3_hard_heap_limit64"):
         getattr(library, name).restype = ctypes.c_int64
     limit = library.sqlite3_memory_used() + number + 1  # 0 would mean no limit

@@ -19,17 +19,17 @@ FILES = {"lock", "reservations.db"}
 
 
 class Watched:
-    """The verbs of a node; `said` is who holds which address if every answer was true."""
+    """The verbs of a node. `said` maps each address to its holder according to the answers."""
 
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
-        # Not with `calls`: the call under test must open its files itself.
+        # It does not use `calls`, because the call under test must open its files.
         before = Calls(StoreFiles(calls.directory, report=silent, kept=False))
         self.said = before.held() if any(calls.directory.glob("*")) else {}
         self.failures: list[CNIError] = []
 
     def call(self, verb: str, container_id: str) -> bool:
-        """One verb, for an attachment that it should succeed for; whether it did."""
+        """Call one verb for an attachment with which it should succeed; returns whether it did."""
         verbs: dict[str, Callable[[str], None]] = {
             "ADD": self._add,
             "DEL": self._delete,
@@ -46,11 +46,12 @@ class Watched:
         return True
 
     def require_true(self) -> None:
-        """Who holds what is as the answers said."""
+        """Check that the holders of addresses match the answers."""
         assert self.calls.held() == self.said
 
     def require_that_all_goes_on(self) -> None:
-        """With room again: every verb works, the store is sound, no other file is left."""
+        """With room again, check that every verb works, the store is sound, and no other file is
+        left."""
         self.require_true()
         for verb in ("ADD", "CHECK", "STATUS", "DEL", "GC"):
             assert self.call(verb, "later"), self.failures[-1]
@@ -87,7 +88,7 @@ class Watched:
         self.calls.check(RANGES, container_id, config={"prevResult": previous})
 
     def _gc(self, container_id: str) -> None:
-        """Everything but the container's is valid."""
+        """Call GC with everything valid except the container's attachment."""
         valid = {holder for holder in self.said.values() if holder != container_id}
         listed = [{"containerID": holder, "ifname": "eth0"} for holder in sorted(valid)]
         self.calls.gc(RANGES, config={"cni.dev/valid-attachments": listed})
@@ -106,7 +107,7 @@ class Watched:
 
 @contextmanager
 def node_on(directory: Path, way: str) -> Iterator[Watched]:
-    """A node with its store in `directory`, opened in that way."""
+    """A node with its store in `directory`, opened in this way."""
     if way == "opened for each call":
         yield Watched(Calls(directory))
         return

@@ -1,6 +1,6 @@
-"""Every key of our configurations, found from the types that read them; and hostile values.
+"""Every key of our configurations, found from the types that read them, and hostile values.
 
-A key that is added to a type is attacked from then on, without a change here.
+A key that is added to a type is attacked automatically.
 """
 
 import json
@@ -31,7 +31,7 @@ BASES: Mapping[str, Mapping[str, Any]] = {
 }
 """The smallest valid configuration of each plugin, to which one hostile key is added."""
 
-# Keys that are first decoded as plain objects, and the type each is then read as.
+# Keys that are decoded as plain objects first, and the type of each.
 SECTIONS = {
     "ipam": ipam.IpamKeys,
     "ipRanges": RangeOptions,
@@ -99,7 +99,7 @@ def _of_object(at: Key) -> Iterator[Key]:
         yield from ((*at, key) for key in FREE[at])
         return
     name = next(step for step in reversed(at) if isinstance(step, str))
-    section = SECTIONS[name]  # on a KeyError: add the type of this object above
+    section = SECTIONS[name]  # on a KeyError, add the type of this object above
     yield from _keys(inspect.type_info(section), at)
 
 

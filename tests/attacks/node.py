@@ -1,7 +1,7 @@
 """A Kubernetes node under attack. Its HCAs are files below a directory; the rest is real.
 
-Calls go through `cni.spec.dispatch.answer`, to a real network namespace. A device that a call may
-have has no interface in this kernel, so that the ADD fails for that, behind every rule.
+Calls go through `cni.spec.dispatch.answer`, to a real network namespace. The devices have no
+interface in this kernel. So an ADD that passes every rule fails for that reason.
 """
 
 import json
@@ -80,7 +80,8 @@ class Attacked(Holding):
         return Reply(error.get("code", 0), error.get("msg", ""), notes.text)
 
     def has_attached(self, ipam: str) -> None:
-        """Put an attachment of an earlier boot into the journal; its ADD had that `ipam` (JSON)."""
+        """Write an attachment of an earlier boot into the journal; its ADD had that `ipam`
+        (JSON)."""
         Journal(self.paths).write(
             JournalEntry(
                 plugin="sriov",

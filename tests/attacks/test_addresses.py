@@ -111,7 +111,7 @@ def test_static_address_of_another_domain_on_the_link_is_refused(node: Calls) ->
 def test_a_returning_pod_does_not_keep_an_address_that_another_domain_has_now(
     node: Calls,
 ) -> None:
-    """Each has it on another link, until one returns on the link of the other."""
+    """Each pod has it on a different link, until one returns on the other's link."""
     elsewhere: How = {**TENANT, "config": {"master": "eth1"}}
     assert node.addresses(EVIL, "c1", **elsewhere) == ["10.0.0.1/24"]
     assert node.addresses(POOL, "c2", **VICTIM) == ["10.0.0.1/24"]
@@ -164,7 +164,7 @@ def test_the_link_that_our_own_plugins_pass_overrides_the_configuration(node: Ca
 
 
 def test_a_network_is_not_refused_because_of_its_own_earlier_addresses(node: Calls) -> None:
-    """Its administrator has made it private since; its earlier pods still run."""
+    """Its administrator has made the network private since; its earlier pods still run."""
     node.add(POOL, "c1", **VICTIM)
     assert node.addresses(EVIL, "c2", **VICTIM) == ["10.0.0.2/24"]
 
@@ -177,7 +177,7 @@ def test_addresses_of_an_earlier_boot_in_another_domain_are_used_last(node: Call
     evil = {**tiny, "network_name": "evil"}
     assert node.addresses(evil, "c2", **TENANT) == ["10.0.0.2/30"]
     assert node.addresses(evil, "c3", network="mine", config=MASTER) == ["10.0.0.1/30"]
-    # Its pod returns: no address is left, and no address is given twice.
+    # The pod returns: no address is left, and no address is given twice.
     error = error_of(lambda: node.add(tiny, "c4", **VICTIM))
     assert error.code == Code.NO_FREE_ADDRESS
 

@@ -1,4 +1,5 @@
-"""Storms of large configurations: the agent's memory has its bound, and goes back afterwards."""
+"""Storms of large configurations: the agent's memory stays below a bound, and shrinks
+afterwards."""
 
 import itertools
 import json
@@ -19,9 +20,9 @@ from tests.waiting import until
 SIZE = 500_000  # bytes of a configuration
 CLIENTS = 64
 BURSTS = 4
-MOST = 15.0  # MiB more than before the storm
-PEAK = 110.0  # MiB at any moment of it
-GLIBC = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"}  # as the unit file has it
+MOST = 15.0  # MiB above the level before the storm
+PEAK = 110.0  # MiB at any moment of the storm
+GLIBC = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "2"}  # as in the unit file
 
 PLUGINS = {
     "podfabric-ipam": b"",
@@ -63,7 +64,7 @@ def caller(tmp_path: Path) -> Iterator[Caller]:
 
 
 def memory(pid: int) -> float:
-    """Resident, in MiB."""
+    """Resident memory in MiB."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
@@ -75,7 +76,7 @@ def configuration(plugin: str, shape: bytes, ipam: bytes = b"") -> bytes:
     )
 
 
-def test_launcher_is_told_which_size_is_allowed_and_what_was_larger_can_be_removed(
+def test_too_large_configuration_is_refused_with_the_limit_and_can_be_removed(
     caller: Caller,
 ) -> None:
     config = configuration("podfabric-ipam", b'"x":"' + b"a" * (2 << 20) + b'"')
@@ -101,7 +102,7 @@ def test_memory_goes_back_after_a_storm(caller: Caller) -> None:
             b',"addresses":[' + filled(b'{"address":"10.0.0.9/16"}') + b"]",
         )
     ]
-    for number in range(CLIENTS):  # what is made only once, is made by now
+    for number in range(CLIENTS):  # everything that is made only once exists by now
         plugin = list(PLUGINS)[number % len(PLUGINS)]
         for verb in ("ADD", "DEL"):
             caller.ask(plugin, verb, f"c{number}", configuration(plugin, b'"x":0'))

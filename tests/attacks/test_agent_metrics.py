@@ -1,4 +1,5 @@
-"""A pod in the host's network reads the agent's metrics: it learns nothing of other tenants."""
+"""A pod in the host's network reads the agent's metrics. They reveal nothing about other
+tenants."""
 
 import http.client
 import re
@@ -46,7 +47,7 @@ def attach_tenants(caller: Caller) -> None:
 
 
 def scrape(connection: http.client.HTTPConnection) -> str:
-    """The metrics once the tenants' addresses are counted: an answer may be a second old."""
+    """The metrics after the tenants' addresses are counted: an answer may be a second old."""
 
     def ask() -> str:
         connection.request("GET", "/metrics")
@@ -61,7 +62,7 @@ def scrape(connection: http.client.HTTPConnection) -> str:
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """A port on which the agent can listen, and which no other process gets meanwhile."""
+    """A port for the agent that no other process gets meanwhile."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -69,7 +70,7 @@ def free_port() -> Iterator[int]:
         yield port
 
 
-def test_loopback_tells_no_name_and_no_range_of_a_tenant(tmp_path: Path) -> None:
+def test_metrics_on_loopback_have_no_name_and_no_range_of_a_tenant(tmp_path: Path) -> None:
     with free_port() as port, running(tmp_path, f"127.0.0.1:{port}") as caller:
         attach_tenants(caller)
         text = scrape(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
@@ -78,7 +79,7 @@ def test_loopback_tells_no_name_and_no_range_of_a_tenant(tmp_path: Path) -> None
     assert f'podfabric_ipam_ranges{{state="open"}} {NETWORKS}.0' in text
 
 
-def test_unix_socket_is_for_root_and_tells_of_each_range(tmp_path: Path) -> None:
+def test_metrics_on_the_unix_socket_are_for_root_and_have_each_range(tmp_path: Path) -> None:
     path = tmp_path / "http"
     with running(tmp_path, f"unix:{path}") as caller:
         attach_tenants(caller)

@@ -1,4 +1,4 @@
-"""A tenant whose network uses a foreign IPAM executable does not break the calls of others."""
+"""A tenant whose network uses a foreign IPAM executable does not disturb other tenants' calls."""
 
 import itertools
 import threading
@@ -14,7 +14,7 @@ from tests.plugins.service import Service, install_launchers
 CALLS = 5000
 CLIENTS = 14  # over the socket
 LAUNCHING = 2  # through real launchers
-FOREIGN = 4  # whose calls start an executable each
+FOREIGN = 4  # each of their calls starts an executable
 
 EXECUTABLE = """\
 #!/bin/sh
@@ -37,7 +37,7 @@ def caller(tmp_path: Path) -> Iterator[Caller]:
 
 
 def test_executables_that_are_started_all_the_time_break_no_other_call(caller: Caller) -> None:
-    """Between fork and exec they hold a copy of every connection that the agent has."""
+    """Between fork and exec, the children hold a copy of every connection of the agent."""
     good = network("good", "noop")
     delegating = network("foreign", "noop", ipam={"type": "foreign"})
     others, foreign = Tally(), Tally()

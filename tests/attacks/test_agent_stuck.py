@@ -1,4 +1,5 @@
-"""Calls that hang in the kernel: others are served, and the health endpoints report it."""
+"""Calls that hang in the kernel: other calls are served, and the health endpoints report the
+hang."""
 
 import json
 import os
@@ -21,19 +22,19 @@ WORKERS = 4
 
 
 class Node(Caller):
-    """An agent with few workers and a short deadline, and a FIFO that plugins hang on."""
+    """An agent with few workers and a short deadline, and a FIFO on which plugins hang."""
 
     @property
     def fifo(self) -> Path:
         return self.service.root / "fifo"
 
     def hang(self, container: str, verb: str = "ADD") -> socket.socket:
-        """A call that does not end before another process writes into the FIFO."""
+        """Start a call that hangs until another process writes into the FIFO."""
         script = json.dumps({"waits_for": str(self.fifo)})
         return self.start("noop", verb, container, network("blue", "noop"), NOOP=script)
 
     def let_go(self) -> None:
-        """End the calls that hang at this moment."""
+        """End the calls that hang now."""
         os.close(os.open(self.fifo, os.O_WRONLY | os.O_NONBLOCK))
 
     def get(self, path: str) -> tuple[int, str]:
@@ -113,11 +114,11 @@ def test_log_names_a_call_that_hangs(node: Node) -> None:
     (line,) = until(told)  # a moment after the worker counts as stuck
     assert re.search(r"ERROR the call is still running after \d+ s and cannot be ended", line)
     assert re.search(r"  request=\d+ plugin=noop verb=ADD attachment=blue/c1/net1$", line)
-    assert node.get("/readyz")[0] == 200  # of four workers one: that is not half of them
+    assert node.get("/readyz")[0] == 200  # one of four workers is less than half of them
 
 
 def test_call_whose_client_has_gone_counts_when_it_hangs(node: Node) -> None:
-    """A DEL goes on without a client, an ADD may hang where it cannot be ended."""
+    """A DEL continues without its client; an ADD may hang in a call that cannot be ended."""
     clients = [node.hang("a", "ADD"), node.hang("d", "DEL")]
     until(lambda: node.count("requests_running") == 2)
     for client in clients:

@@ -1,7 +1,7 @@
 """Very long lists: the error names the key and its limit, and no other pod has to wait.
 
-Each list is tested as long as the limits of a whole configuration allow, so that its own limit
-decides, and as long as fits into 1 MiB.
+Each list is tested at the largest length that the limits of a whole configuration allow, so that
+its own limit decides, and at the largest length that fits into 1 MiB.
 """
 
 import threading
@@ -13,7 +13,7 @@ from cni.spec import limits
 from tests.attacks.bounds_node import Answer, Node, network, node
 from tests.attacks.lists import IPAM, LISTS, RANGE, List, ipam, ranged, v4, v6
 
-BOUND = 2.0  # seconds of CPU; without limits another pod's DEL waited for 15 to 75
+BOUND = 2.0  # CPU seconds; without limits another pod's DEL waited for 15 to 75
 VICTIM = network(
     "victim", "podfabric-ipam", ipam={"type": "podfabric-ipam", "range": "10.8.0.0/24"}
 )
@@ -102,7 +102,7 @@ def test_list_at_its_limit_is_accepted(attacked: Node) -> None:
 def test_64_sets_over_1024_exclusions_hold_the_store_for_no_longer_than_they_must(
     attacked: Node,
 ) -> None:
-    """All that is allowed at once, for a returning pod, and with requested addresses."""
+    """Everything that is allowed, at once, for a returning pod and with requested addresses."""
     sets = [
         {
             "range": RANGE,
@@ -158,7 +158,7 @@ def test_arguments_without_end_are_refused(attacked: Node, plugin: str, pair: st
 def test_deep_nesting_is_refused_and_the_agent_lives(
     attacked: Node, plugin: str, opening: str, verb: str
 ) -> None:
-    """Python 3.13 does not limit recursion in C code: without a limit the agent died there."""
+    """Python 3.13 does not limit recursion in C code. Without our limit the agent crashed."""
     process = attacked.service.process
     for depth in (40, 600, 5000, 200_000):
         raw = network("attack", plugin)[:-1] + b',"x":' + opening.encode() * depth

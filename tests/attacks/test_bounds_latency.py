@@ -1,4 +1,4 @@
-"""How long the calls of other pods take: while hostile input arrives without a pause, and while the
+"""The latency of other pods' calls: while hostile input arrives without a pause, and while the
 ADDs of 200 other pods wait for a foreign executable."""
 
 import math
@@ -21,12 +21,12 @@ from tests.waiting import until
 
 CLIENTS = 4
 ROUNDS = 12
-ROUND = 3.0  # seconds; every second round has the attacker
+ROUND = 3.0  # seconds; the attacker runs in every second round
 MOST = 3.0  # times as long
 WAITING = 200
-CYCLES = 60  # of an ADD and a DEL, of each client
-FLOOR = 0.005  # seconds: below it, a busy machine decides
-MEMORY = 64 << 20  # bytes for all that wait
+CYCLES = 60  # of an ADD and a DEL, per client
+FLOOR = 0.005  # seconds; below it, the load of a busy machine decides
+MEMORY = 64 << 20  # bytes for all waiting calls
 IPAM = "podfabric-ipam"
 CONFIG = network("others", IPAM, ipam={"type": IPAM, "range": "10.7.0.0/16"})
 WAITS = network("foreign", "noop", ipam={"type": "waits"})
@@ -34,7 +34,8 @@ WAITS = network("foreign", "noop", ipam={"type": "waits"})
 
 @pytest.mark.early
 def test_calls_of_other_pods_take_at_most_three_times_as_long(tmp_path: Path) -> None:
-    """The median with and without the attacker: others' load decides the slowest calls.
+    """Compare the median with and without the attacker. Other programs' load decides the slowest
+    calls.
 
     Two rounds must pass.
     """
@@ -52,7 +53,8 @@ def test_calls_of_other_pods_take_at_most_three_times_as_long(tmp_path: Path) ->
 
 @pytest.mark.early
 def test_calls_take_at_most_three_times_as_long_while_200_adds_wait(tmp_path: Path) -> None:
-    """The slowest of a hundred calls. Five rounds, since others' load decides the slowest calls."""
+    """The slowest of a hundred calls, in five rounds, since other programs' load decides the
+    slowest."""
     with ExitStack() as stack:
         attacked = stack.enter_context(node(tmp_path, workers=64))
         executable = tmp_path / "bin/waits"
@@ -89,7 +91,7 @@ def slowest(attacked: Node) -> float:
 
 
 def times(attacked: Node, goes_on: Callable[[int], bool]) -> list[float]:
-    """The times of ADDs and DELs by some clients, each of which makes cycles."""
+    """The durations of ADDs and DELs by some clients, each of which runs cycles."""
     taken: list[float] = []
     lock = threading.Lock()
 
@@ -110,14 +112,14 @@ def times(attacked: Node, goes_on: Callable[[int], bool]) -> list[float]:
 
 
 def resident(attacked: Node) -> int:
-    """Bytes of memory of the agent (proc(5), statm)."""
+    """Resident bytes of the agent (proc(5), statm)."""
     pages = Path(f"/proc/{attacked.service.process.pid}/statm").read_text().split()[1]
     return int(pages) * 4096
 
 
 @contextmanager
 def attacking(attacked: Node) -> Iterator[None]:
-    """An attacker that has begun."""
+    """An attacker that has begun to call."""
     command = [sys.executable, "-m", "tests.attacks.bounds_attacker", str(attacked.service.socket)]
     seen = attacked.service.log.stat().st_size
     with subprocess.Popen(command, cwd=CHECKOUT) as attacker:

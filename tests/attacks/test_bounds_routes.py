@@ -1,4 +1,4 @@
-"""The most addresses and routes that a result may have cost one dump of the kernel's tables."""
+"""The largest allowed result costs one dump of the kernel's tables."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def pod() -> Iterator[Pod]:
             yield Pod(path, space, route)
 
 
-def test_routes_are_added_as_they_are_asked_for(pod: Pod) -> None:
+def test_requested_routes_are_added(pod: Pod) -> None:
     hops = [
         *HOPS[:3],
         Hop(destination="0.0.0.0/0", gateway="192.0.2.1"),
@@ -78,7 +78,7 @@ def test_routes_are_added_as_they_are_asked_for(pod: Pod) -> None:
 
 
 def test_many_routes_and_addresses_cost_one_look_at_the_kernel(pod: Pod) -> None:
-    """Not one dump for each route, in ADD or in CHECK."""
+    """No dump for each route, neither in ADD nor in CHECK."""
     started = time.thread_time()
     interface_addresses.add_routes(pod.route, pod.link, HOPS)
     expected = Expected(
@@ -90,7 +90,7 @@ def test_many_routes_and_addresses_cost_one_look_at_the_kernel(pod: Pod) -> None
         Interface("near"),
     )
     expected.compare_addresses(pod.route, pod.link)
-    # It takes 0.1 s of CPU, and with a dump for each route more than 5 s.
+    # It takes 0.1 s of CPU; with a dump for each route it takes more than 5 s.
     assert time.thread_time() - started < 1.0
     assert {(hop.destination, hop.gateway) for hop in HOPS} <= set(pod.routes())
     subprocess.run([IP, "-n", pod.path.name, "route", "delete", HOPS[200].destination], check=True)

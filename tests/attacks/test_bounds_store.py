@@ -1,6 +1,6 @@
-"""What one tenant's ranges cost the store. Every other ADD of the node waits for its lock.
+"""The cost of one tenant's ranges for the store. Every other ADD of the node waits for its lock.
 
-The cost is counted in instructions of SQLite and in rows that become objects, not in seconds.
+The tests count SQLite's instructions and rows that become objects, because seconds vary.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Decoded = Callable[[], int]
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
-    """How many rows became reservations since the start of the test."""
+    """The number of rows that became reservations since the start of the test."""
     count = 0
     original = tables._reservation_of
 
@@ -104,12 +104,12 @@ def test_full_ranges_are_searched_once_however_many_a_set_has(
     before = decoded()
     large = steps(lambda: search(MOST))
     assert search(1).code == Code.NO_FREE_ADDRESS
-    assert large < 5 * small + 500 * MOST  # the error counts 4 of them
+    assert large < 5 * small + 500 * MOST  # the error counts 4 of the sets
     assert decoded() <= 3 * before + MOST
 
 
 @pytest.mark.parametrize("name", ["theirs", "mine"])
-def test_the_look_for_other_networks_reads_the_link_once(
+def test_search_for_other_networks_reads_the_link_once(
     tmp_path: Path, steps: Steps, decoded: Decoded, name: str
 ) -> None:
     """A tenant chooses the name of its network; with the victim's name no address is refused."""

@@ -60,7 +60,7 @@ def test_add_with_a_type_that_is_not_allowed_is_refused_before_anything_is_done(
 def test_executable_of_the_requests_path_is_never_started(
     node: Attacked, command: str, ipam_type: str
 ) -> None:
-    """DEL and GC skip a plugin that no ADD can have called, so they do not fail for ever."""
+    """DEL and GC skip a plugin that no ADD can have called, so they do not fail forever."""
     delegate = Delegate.install(node.paths.state / "tenant", ipam_type)
     reply = _call(node, command, ipam_type, path=str(delegate.directory))
     assert reply.code == 0
@@ -77,7 +77,7 @@ def test_removal_skips_a_type_that_is_not_allowed(node: Attacked, command: str) 
 
 
 def test_journal_of_another_type_does_not_allow_it(node: Attacked) -> None:
-    """DEL calls the plugin that the ADD called, not the one that the configuration names now."""
+    """DEL calls the plugin that the ADD called, not the one in the present configuration."""
     forbidden = Delegate.install(node.paths.cni_bin, FORBIDDEN)
     _attached(node, ALLOWED)
     assert _call(node, "DEL", FORBIDDEN).code == 104  # host-local is not installed

@@ -76,7 +76,7 @@ AMBIGUOUS: dict[str, str] = {
 
 @pytest.mark.parametrize("keys", AMBIGUOUS.values(), ids=list(AMBIGUOUS))
 def test_key_that_go_reads_as_another_key_cannot_bypass_the_rule(node: Attacked, keys: str) -> None:
-    """Go's decoder, which other plugins use, merges keys that differ in case only."""
+    """Go's decoder, which other plugins use, merges keys that differ only in case."""
     delegate = Delegate.install(node.paths.cni_bin, "host-local")
     raw = f'{{"cniVersion": "1.1.0", "name": "fabric", "deviceID": "{VF}", {keys}}}'.encode()
     assert node.call("ADD", raw=raw).code in (7, 121)

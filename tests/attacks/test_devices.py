@@ -89,7 +89,7 @@ def test_software_device_of_a_pool_protects_its_function(node: Attacked) -> None
 
 
 def test_our_pool_keeps_its_devices_while_the_kubelet_lists_none(node: Attacked) -> None:
-    """No device is healthy, or the agent has just started. A token does not name a device."""
+    """No device is healthy, or the agent has just started. A token names no device."""
     node.registered = {POOL: ["0", "1"]}
     node.write()
     assert PASSED in node.call(deviceID=VF).text
@@ -97,7 +97,7 @@ def test_our_pool_keeps_its_devices_while_the_kubelet_lists_none(node: Attacked)
     assert node.call(deviceID=VF).code == 121
 
 
-def test_master_skips_devices_of_pools_and_says_so_if_nothing_is_left(
+def test_master_skips_devices_of_pools_and_names_them_if_none_is_left(
     node: Attacked,
 ) -> None:
     node.registered = {POOL: [VF, SECOND, THIRD]}
@@ -115,7 +115,7 @@ def test_master_skips_devices_of_pools_and_says_so_if_nothing_is_left(
     assert node.touched() == []
 
 
-def test_pool_of_a_pf_does_not_have_its_vfs(node: Attacked) -> None:
+def test_pool_of_a_pf_excludes_its_vfs(node: Attacked) -> None:
     node.registered = {"rdma/pf": [PF]}
     node.write()
     assert PASSED in node.call(deviceID=VF).text
@@ -227,7 +227,7 @@ def test_node_without_a_kubelet_gives_any_device(node: Attacked) -> None:
         assert PASSED in node.call(pod=pod, master=MASTER).text
 
 
-def test_rules_that_cannot_be_read_give_nothing(node: Attacked) -> None:
+def test_unreadable_rules_allow_no_device(node: Attacked) -> None:
     node.allow()
     node.paths.config.write_text("policy: [")
     reply = node.call(deviceID=VF)
@@ -235,7 +235,7 @@ def test_rules_that_cannot_be_read_give_nothing(node: Attacked) -> None:
     assert node.call("DEL", deviceID=VF).code == 0
 
 
-def test_delete_and_gc_do_not_ask_the_rules(node: Attacked) -> None:
+def test_delete_and_gc_ignore_the_rules(node: Attacked) -> None:
     node.registered = {POOL: [VF]}
     node.write()
     forbidden: dict[str, Any] = {"deviceID": VF, "match_device": False, "pfOnly": True}
@@ -245,7 +245,7 @@ def test_delete_and_gc_do_not_ask_the_rules(node: Attacked) -> None:
     assert node.call("DEL", **forbidden).code == 0
 
 
-def test_status_says_what_the_rules_would_refuse(node: Attacked) -> None:
+def test_status_reports_what_the_rules_would_refuse(node: Attacked) -> None:
     forbidden: list[dict[str, Any]] = [{"match_device": False}, {"pfOnly": True}]
     for config in forbidden:
         reply = node.call("STATUS", pod=None, master=MASTER, **config)

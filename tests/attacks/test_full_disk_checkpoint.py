@@ -1,4 +1,4 @@
-"""The checkpoint on a full disk, or without descriptors: it has every answered allocation."""
+"""The checkpoint on a full disk, or without descriptors: it contains every answered allocation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +24,7 @@ def key(number: int) -> AllocationKey:
 
 
 def grant(ledger: Ledger, number: int) -> None:
-    """An Allocate of that id."""
+    """Record an Allocate of that id."""
     device = AllocatedHCA(id="0000:3b:00.0", address="0000:3b:00.0", netdevs=("x" * 400,), rdma=())
     ledger.record(RESOURCE, {key(number)[1]: (device,)})
 
@@ -38,7 +38,7 @@ def prune(ledger: Ledger) -> None:
 
 
 def serve(ledger: Ledger) -> None:
-    """As the pools are offered."""
+    """Load the checkpoint, as when the pools are offered."""
     ledger.serve({RESOURCE: (), OTHER: ()})
 
 
@@ -78,7 +78,8 @@ def keys(numbers: list[int]) -> set[AllocationKey]:
 
 
 def require_that_all_goes_on(disk: SmallDisk, ledger: Ledger, act: Act) -> None:
-    """With room again the act works without a restart, and no other file is left."""
+    """With room again, check that the act works without a restart, and that no other file is
+    left."""
     act(ledger)
     ledger.settle()
     assert ledger.keys() == on_disk(disk) == keys(AFTER[act])
@@ -91,7 +92,7 @@ def require_that_all_goes_on(disk: SmallDisk, ledger: Ledger, act: Act) -> None:
 @pytest.mark.parametrize("restarted", [False, True], ids=["same process", "restarted"])
 @pytest.mark.parametrize("act", [allocate, prune, serve])
 @pytest.mark.parametrize("what", ["pages", "inodes", "descriptors", "memory"])
-def test_checkpoint_is_as_the_answer_said(
+def test_checkpoint_matches_the_answers(
     disk: SmallDisk, act: Act, what: str, restarted: bool
 ) -> None:
     answers = []
@@ -108,8 +109,8 @@ def test_checkpoint_is_as_the_answer_said(
             answers[-1] = True
         now = keys(AFTER[act] if answers[-1] else [0, 1])
         assert ledger.keys() == now
-        # If only the last call failed, which makes the new name outlive a power cut, the file
-        # has the unanswered ones. The next write puts that right.
+        # If only the last call failed, which makes the new name survive a power cut, the file has
+        # the unanswered allocations. The next write corrects that.
         last_call_failed = what == "memory" and not answers[-1] and on_disk(disk) != now
         assert on_disk(disk) == (keys(AFTER[act]) if last_call_failed else now)
         disk.make_room()
@@ -149,7 +150,7 @@ def test_read_only_disk_is_an_error_and_nothing_is_lost(disk: SmallDisk, act: Ac
     require_that_all_goes_on(disk, ledger, act)
 
 
-def test_ledger_that_cannot_read_its_checkpoint_now_forgets_nothing(disk: SmallDisk) -> None:
+def test_ledger_forgets_nothing_while_its_checkpoint_is_unreadable(disk: SmallDisk) -> None:
     begun(disk, restarted=False)
     with descriptors_left(0), pytest.raises(CheckpointUnreadable, match="Too many open files"):
         ledger_on(disk)

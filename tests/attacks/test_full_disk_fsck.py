@@ -1,4 +1,4 @@
-"""A store that is built again on a disk that is full: it stays sound, and is whole."""
+"""A store that is rebuilt on a full disk stays sound and complete."""
 
 import sqlite3
 from contextlib import closing, suppress

@@ -1,4 +1,4 @@
-"""The address store where a disk, descriptors or memory are lacking: every answer is true."""
+"""The address store without enough disk, descriptors or memory: every answer is true."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from ipam.store import database
 from tests.attacks.full_disk import SmallDisk, descriptors_left, memory_left, small_disk
 from tests.attacks.full_disk_ipam import VERBS, WAYS, WRITING, disk_with_store, node_on
 
-ENOUGH = 24  # pages: enough for any call
+ENOUGH = 24  # pages, enough for any call
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def _inodes(disk: SmallDisk, number: int) -> Iterator[None]:
 
 
 class Lack(NamedTuple):
-    """What lacks in the block, and with how much of it a call is tried; the last is enough."""
+    """A lacking resource, and the amounts of it with which a call is tried; the last is enough."""
 
     left: Callable[[SmallDisk, int], AbstractContextManager[None]]
     tried: range
@@ -47,7 +47,7 @@ NEEDED = {"pages": WRITING, "inodes": set[str](), "descriptors": set(VERBS), "me
 
 
 def _may_lack(what: str, verb: str) -> bool:
-    """Whether it is tried: a verb that only reads needs next to no memory."""
+    """Whether this case is tried: a verb that only reads needs almost no memory."""
     return what != "memory" or verb in WRITING
 
 
@@ -131,7 +131,7 @@ def test_answer_is_true_on_a_read_only_disk(verb: str, way: str) -> None:
         disk.restore()
         with node_on(disk.directory, way) as node:
             for round_ in range(3):
-                node.close_files()  # or the disk cannot be remounted
+                node.close_files()  # otherwise the disk cannot be remounted
                 disk.make_read_only()
                 answered = node.call(verb, "new" if verb == "ADD" else f"c{round_}")
                 assert not (answered and verb in WRITING)

@@ -68,7 +68,8 @@ def begun(disk: SmallDisk) -> Journal:
 
 
 def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done: bool) -> None:
-    """With room again: the entries are as answered, the act works, no other file is left."""
+    """With room again, check that entries match the answers, the act works, and no other file is
+    left."""
     afterwards: dict[Act, list[JournalEntry]] = {
         write_new: [BEFORE, NEW],
         replace: [AFTER],
@@ -87,7 +88,7 @@ def require_before_or_after(disk: SmallDisk, journal: Journal, act: Act, *, done
 
 @pytest.mark.parametrize("act", [write_new, replace, remove])
 @pytest.mark.parametrize("what", ["pages", "inodes", "descriptors", "memory"])
-def test_entry_is_complete_or_absent_as_the_answer_said(act: Act, what: str) -> None:
+def test_entry_is_complete_or_absent_as_answered(act: Act, what: str) -> None:
     answers = []
     with small_disk() as disk:
         for number in range(ENOUGH):
@@ -104,7 +105,7 @@ def test_entry_is_complete_or_absent_as_the_answer_said(act: Act, what: str) -> 
             disk.make_room()
             require_before_or_after(disk, journal, act, done=answers[-1])
     assert answers[-1]
-    # A removal needs neither room nor a descriptor, and a later entry is appended to the first.
+    # A removal needs neither room nor a descriptor. A later entry is appended to the first.
     assert answers[0] is (act is remove or (act is replace and what == "inodes"))
 
 
@@ -120,7 +121,7 @@ def test_read_only_disk_is_the_error_and_nothing_changes(act: Act) -> None:
         require_before_or_after(disk, journal, act, done=False)
 
 
-def test_error_names_the_file_and_says_what_to_do() -> None:
+def test_error_names_the_file_and_the_remedy() -> None:
     with small_disk() as disk:
         journal = begun(disk)
         disk.leave_pages(0)

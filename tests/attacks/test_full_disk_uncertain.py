@@ -1,6 +1,6 @@
-"""A failed call that could not undo its change says so, and its remedy works.
+"""A failed call that could not undo its change reports that, and its remedy works.
 
-The change is committed, and SQLite says that it is not.
+The change is committed, although SQLite reports an error.
 """
 
 import errno
@@ -24,7 +24,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Watched]:
 
 
 def failure_of(verb: str, container_id: str, node: Watched) -> CNIError:
-    """The error of a call whose change stays."""
+    """The error of a call whose change remains."""
     commit = Tables._commit
 
     def refuse(tables: Tables) -> None:
@@ -38,7 +38,7 @@ def failure_of(verb: str, container_id: str, node: Watched) -> CNIError:
     return error
 
 
-def test_add_says_that_it_is_not_certain_and_del_releases(node: Watched) -> None:
+def test_uncertain_add_reports_that_and_del_releases(node: Watched) -> None:
     error = failure_of("ADD", "new", node)
     assert "it is not certain whether the change was made: call DEL" in error.message
     assert "nothing was changed" not in error.message
@@ -46,7 +46,7 @@ def test_add_says_that_it_is_not_certain_and_del_releases(node: Watched) -> None
     node.require_that_all_goes_on()
 
 
-def test_del_says_that_it_is_not_certain_and_another_del_releases(node: Watched) -> None:
+def test_uncertain_del_reports_that_and_another_del_releases(node: Watched) -> None:
     error = failure_of("DEL", "c1", node)
     assert "it is not certain whether the change was made" in error.message
     assert "nothing was changed" not in error.message
@@ -54,7 +54,7 @@ def test_del_says_that_it_is_not_certain_and_another_del_releases(node: Watched)
     node.require_that_all_goes_on()
 
 
-def test_add_after_a_del_that_is_not_certain_gives_no_address_to_two(node: Watched) -> None:
+def test_add_after_an_uncertain_del_gives_no_address_twice(node: Watched) -> None:
     failure_of("DEL", "c1", node)
     released = {address for address, holder in node.said.items() if holder == "c1"}
     kept = dict(node.calls.held())

@@ -1,7 +1,7 @@
-"""Every key of every plugin, fed with what hurts: paths, endless lists and texts, wrong types.
+"""Every key of every plugin, with hostile values: paths, endless lists and texts, wrong types.
 
-Each call is answered by one JSON document that reveals nothing about the node, no file is
-touched, and the agent has all of its workers afterwards.
+Each call is answered by one JSON document that reveals nothing about the node. No file is touched,
+and the agent has all of its workers afterwards.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ TOUCHED = (
 
 
 class Attacked:
-    """A node with bait files, and an inotify watch that sees who opens one."""
+    """A node with bait files, and an inotify watch that notices when one is opened."""
 
     def __init__(self, attacked: Node, bait: Bait) -> None:
         self.node = attacked
@@ -50,7 +50,8 @@ class Attacked:
         self._inotify.add_watch(bait.directory / "inside", TOUCHED)
 
     def require_unharmed(self, answer: Answer, verb: str) -> None:
-        """One document without an internal error or a secret, and no bait file was touched."""
+        """Check for one document without an internal error or a secret, and no touched bait
+        file."""
         if answer.exit_code:
             assert answer.code != 999, answer
             assert answer.document["msg"].isprintable(), answer
@@ -89,7 +90,8 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 
 def feed(attacked: Attacked, plugin: str, key: Key, *, every_verb: bool = False) -> None:
-    """Every hostile value at that key, with an ADD and with one other verb, or all other verbs."""
+    """Try every hostile value at that key, with an ADD and with one other verb, or with all
+    verbs."""
     turn = TURNS[plugin, key]  # so that each value meets each verb at some key
     for number, (name, value) in enumerate(values(attacked.bait).items()):
         raw = with_value(plugin, key, value)
@@ -153,6 +155,6 @@ def test_hostile_value_through_a_launcher_is_answered_by_one_document(
 
 @pytest.mark.parametrize(("plugin", "key"), PATH_ROWS)
 def test_path_in_a_definition_leads_to_no_file(tmp_path: Path, plugin: str, key: Key) -> None:
-    """Each on a separate node, and last: an opened FIFO would block its worker for ever."""
+    """Each runs on a separate node, and last: an opened FIFO would block its worker forever."""
     with attacked_node(tmp_path) as attacked:
         feed(attacked, plugin, key, every_verb=True)

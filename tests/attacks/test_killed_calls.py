@@ -1,7 +1,7 @@
 """Kill -9 of launchers and agents at random moments: nothing leaks, no address has two owners.
 
-The range is so small that leaks run it full at once. `PODFABRIC_LAUNCHER_KILLS` and
-`PODFABRIC_KILLS` say how often.
+The range is so small that leaks exhaust it immediately. `PODFABRIC_LAUNCHER_KILLS` and
+`PODFABRIC_KILLS` set the number of kills.
 """
 
 import json
@@ -31,7 +31,7 @@ KILLS = int(os.environ.get("PODFABRIC_LAUNCHER_KILLS", "10000"))
 OF_INTERFACES = KILLS // 10  # the kernel moves one interface at a time, for 15 ms
 AGENTS = int(os.environ.get("PODFABRIC_KILLS", "40"))
 CLIENTS = 16
-DEADLINE = 900.0  # seconds, of a machine that is busy
+DEADLINE = 900.0  # seconds, for a busy machine
 IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/26"}
 
 
@@ -51,7 +51,7 @@ def test_killed_launchers_leave_no_address(service: Service, tmp_path: Path) -> 
 
 
 def test_killed_launchers_leave_no_interface(service: Service, host: str, tmp_path: Path) -> None:
-    """Through the code that moves an interface, its journal and its undoing."""
+    """Kill launchers in the code that moves an interface, in its journal and its undo."""
     install_launchers(tmp_path / "bin", ["moved"])
     seen, kills = Seen(), Kills(OF_INTERFACES)
     with ExitStack() as stack:

@@ -73,7 +73,7 @@ def test_a_pipe_does_not_make_a_call_hang(node: Calls, tmp_path: Path, key: str,
 def test_resolv_conf_reveals_nothing_about_the_host(
     node: Calls, path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The answer is the same whether it exists or not: no DNS, and one warning."""
+    """The answer is the same whether the file exists or not: no DNS, and one warning."""
     result = ended(lambda: node.add({**POOL, "resolvConf": path}))
     assert result.dns == DNS()
     warning = capfd.readouterr().err.replace(path, "")

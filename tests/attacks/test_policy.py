@@ -1,4 +1,4 @@
-"""A tenant with rules of its own tries what another tenant has: refused before anything is done."""
+"""A tenant with its own rules tries another tenant's devices: refused before anything is done."""
 
 import re
 import tempfile
@@ -72,7 +72,7 @@ OWN_USE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("config", OWN_USE, ids=str)
-def test_what_the_rules_of_a_tenant_have_it_gets(node: Attacked, config: dict[str, Any]) -> None:
+def test_tenant_gets_what_its_rules_allow(node: Attacked, config: dict[str, Any]) -> None:
     assert PASSED in node.call(deviceID=OWN, **config).text
 
 
@@ -119,7 +119,7 @@ def test_what_only_another_tenant_may_have_is_refused_before_anything_is_locked(
     reply = node.call(**given)
     assert reply.code == 121, (what, reply.text)
     assert "(own)" in reply.text and "theirs" not in reply.text
-    # A device is looked at under its own lock, which the pod's other attachments wait for.
+    # A device is examined under its own lock, for which the pod's other attachments wait.
     assert not [path for path in node.touched() if path.startswith("attachments")]
 
 
@@ -173,7 +173,7 @@ def test_a_namespace_without_rules_has_what_the_node_allows_all_others(node: Att
     assert (refused.code, '(config.yaml) lists it in "set.pfOnly"' in refused.text) == (121, True)
 
 
-def test_a_removal_asks_no_rule(node: Attacked) -> None:
+def test_removal_ignores_the_rules(node: Attacked) -> None:
     node.has_attached('{"type":"podfabric-ipam","range":"10.99.0.0/24"}')
     assert node.call("DEL", deviceID=THEIRS, trust="on", pkey="0x8002").code == 0
 

@@ -1,4 +1,4 @@
-"""A tenant tries to get past its rules: by spelling, by other plugins, and while no agent runs."""
+"""A tenant tries to evade its rules: by spelling, by other plugins, and while no agent runs."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_no_spelling_gets_what_the_rules_do_not_have(
         '"ipam":{"type":"podfabric-ipam","range":"10.1.0.0/24","range":"10.2.0.0/24"}',
     ],
 )
-def test_a_key_that_stands_twice_is_refused(node: Attacked, keys: str) -> None:
+def test_duplicate_key_is_refused(node: Attacked, keys: str) -> None:
     text = f'{{"cniVersion":"1.1.0","name":"fabric","type":"sriov","deviceID":"{OWN}",{keys}}}'
     assert node.call(raw=text.encode()).code == 7
 
@@ -150,12 +150,12 @@ def test_an_executable_goes_by_the_policies_that_the_agent_saw_last_or_by_none_a
     def held() -> list[Reservation]:
         return SqliteStore(paths.ipam, "").reservations() if paths.ipam.exists() else []
 
-    assert code() == 11  # never seen
+    assert code() == 11  # no policies were ever seen
     policies(OF_A)
     assert code() == 121
     path = paths.cluster_policies
     path.write_bytes(path.read_bytes()[:-7])
-    assert code() == 11  # damaged
+    assert code() == 11  # the file is damaged
     assert held() == []
     policies(OF_A | {"use": {"ipamTypes": ["podfabric-ipam"], "ranges": ["10.9.0.0/16"]}})
     assert code() == 0

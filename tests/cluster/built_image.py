@@ -1,4 +1,5 @@
-"""The image as `make image BASE=local` builds it, and containers of it under runc: no cluster."""
+"""The image as `make image BASE=local` builds it, and its containers under runc, without a
+cluster."""
 
 import fcntl
 import json
@@ -19,7 +20,7 @@ from tools import image_file
 
 ARCHIVE = CHECKOUT / "build/image/podfabric.tar"
 SBOM = CHECKOUT / "build/image/podfabric.cdx.json"
-KERNELS = ("/dev", "/proc", "/sys")  # not made up for a container
+KERNELS = ("/dev", "/proc", "/sys")  # a container gets the host's own
 
 
 @cache
@@ -63,7 +64,7 @@ def unpack(directory: Path) -> None:
 class Container:
     """A container of a pod, as a manifest describes it, started by runc without a kubelet.
 
-    Its directories of the host are made up below `host`, except for the kernel's own. It has the
+    Its directories of the host are simulated below `host`, except for the kernel's own. It has the
     network namespace of its starter.
     """
 
@@ -75,13 +76,13 @@ class Container:
     config_map: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run it with these arguments in place of its own, until it ends."""
+        """Run it until it ends, with these arguments in place of its own."""
         with self._made(arguments) as (name, command):
             return subprocess.run(command("run", name), capture_output=True, text=True, check=False)
 
     @contextmanager
     def running(self, log: Path) -> "Iterator[RunningContainer]":
-        """Run it with its own arguments, until the end of the block; its output is in `log`."""
+        """Run it with its own arguments, for the block; its output goes to `log`."""
         with self._made(self.container["args"]) as (name, command), log.open("wb") as output:
             process = subprocess.Popen(command("run", name), stdout=output, stderr=output)
             try:
@@ -111,7 +112,7 @@ class Container:
         image, context = configuration(), self.container.get("securityContext", {})
         user, group = (int(part) for part in image["User"].split(":"))
         added = [f"CAP_{name}" for name in context.get("capabilities", {}).get("add", [])]
-        # A field of the pod in place of a value: the name of its node.
+        # A field of the pod replaces a value: the name of its node.
         items = self.container.get("env", [])
         own = [f"{item['name']}={item.get('value', 'this-node')}" for item in items]
         return {
@@ -166,7 +167,7 @@ class Container:
 
 @dataclass
 class RunningContainer:
-    """A container that runs, and further processes in it."""
+    """A running container, in which further processes can be started."""
 
     process: "subprocess.Popen[bytes]"
     command: Any
@@ -179,7 +180,7 @@ class RunningContainer:
         )
 
     def wait_for(self, *words: str) -> None:
-        """Wait until a command in it succeeds."""
+        """Wait until a command in the container succeeds."""
 
         def succeeds() -> bool:
             assert self.process.poll() is None, "the container has ended"

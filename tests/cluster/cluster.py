@@ -1,4 +1,4 @@
-"""A cluster of one node, for the block, and what tests do with it through the API server."""
+"""A cluster of one node, for the block, and actions of tests through the API server."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ PACKAGES = {
 }
 WORKLOADS = (images.WORKLOAD, images.OF_EXAMPLES)
 MANIFESTS = Path(__file__).parent / "manifests"
-PATIENCE = 420.0  # seconds: for what takes 40 where nothing else runs
+PATIENCE = 420.0  # seconds for steps that take 40 on an idle machine
 STATUS_ANNOTATION = "k8s.v1.cni.cncf.io/network-status"
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 
@@ -67,7 +67,7 @@ class Cluster:
         return DynamicClient(self.api)
 
     def apply(self, document: Document, namespace: str | None = None) -> None:
-        """Makes the object, or changes it to be like `document`."""
+        """Create the object, or change it to equal `document`."""
         resource = self.objects.resources.get(
             api_version=document["apiVersion"], kind=document["kind"]
         )
@@ -81,22 +81,22 @@ class Cluster:
         )
 
     def apply_file(self, path: Path, namespace: str | None = None) -> None:
-        """Applies every object of a file."""
+        """Apply every object of a file."""
         for document in yaml.safe_load_all(path.read_text()):
             self.apply(document, namespace)
 
     def allocatable(self, resource: str) -> int:
-        """How many device ids of a resource the node has for pods."""
+        """The number of device ids of a resource that the node offers to pods."""
         status = self.core.read_node(self.node.name).status
         return int((status.allocatable or {}).get(resource, 0))
 
     def is_ready(self) -> bool:
-        """Whether the node is."""
+        """Whether the node is Ready."""
         conditions = self.core.read_node(self.node.name).status.conditions or []
         return any(each.type == "Ready" and each.status == "True" for each in conditions)
 
     def await_node(self) -> None:
-        """Waits until the kubelet has made its node and says that it is ready."""
+        """Wait until the kubelet has created its Node and reports it as Ready."""
         until(self._has_node, PATIENCE, "node", pause=0.5)
         self._be_its_cloud()
         until(self.is_ready, PATIENCE, "ready node", pause=0.5)
@@ -105,9 +105,9 @@ class Cluster:
         return any(each.metadata.name == self.node.name for each in self.core.list_node().items)
 
     def _be_its_cloud(self) -> None:
-        """Says what a cloud provider says of a node: its addresses.
+        """Write the node's addresses into its status, as a cloud provider does.
 
-        The one by which the API server reaches the kubelet is a port of this machine's loopback.
+        The API server reaches the kubelet at a port of this machine's loopback.
         """
         addresses = {"InternalIP": "10.0.2.15", "ExternalIP": "127.0.0.1"}
         status = {"addresses": [{"type": each, "address": at} for each, at in addresses.items()]}
@@ -123,19 +123,19 @@ class Namespace:
     name: str
 
     def apply(self, document: Document) -> None:
-        """Makes or changes an object here."""
+        """Create or change an object here."""
         self.cluster.apply(document, self.name)
 
     def network(self, name: str, configuration: Document, resource: str = "") -> None:
-        """Makes an attachment definition."""
+        """Create an attachment definition."""
         self.apply(network(name, configuration, resource))
 
     def pod(self, name: str, **options: Any) -> None:  # noqa: ANN401 - as `pod` takes them
-        """Makes a pod."""
+        """Create a pod."""
         self.apply(pod(name, **options))
 
     def read(self, name: str) -> client.V1Pod:
-        """A pod as the API server has it."""
+        """A pod, read from the API server."""
         return self.cluster.core.read_namespaced_pod(name, self.name)
 
     def pods(self) -> list[client.V1Pod]:
@@ -144,7 +144,7 @@ class Namespace:
         return items
 
     def running(self, *names: str, patience: float = PATIENCE) -> list[client.V1Pod]:
-        """Waits until these pods run, and are ready."""
+        """Wait until these pods run and are ready."""
         try:
             until(
                 lambda: all(is_ready(self.read(name)) for name in names),
@@ -167,7 +167,7 @@ class Namespace:
     def run(self, pod: str, *command: str, container: str = "") -> str:
         """The standard output of a command in a pod.
 
-        AssertionError if it fails, CommandNotStarted if the kubelet could not start it.
+        Raises AssertionError if it fails, CommandNotStarted if the kubelet could not start it.
         """
         options = {"container": container} if container else {}
         try:
@@ -187,13 +187,13 @@ class Namespace:
         output, errors = peer.read_stdout(), peer.read_stderr()
         try:
             status = peer.returncode
-        except ValueError as error:  # the client expects a number where the kubelet has a reason
+        except ValueError as error:  # the client expects a number in place of the kubelet's reason
             raise CommandNotStarted(f"{command}: {error}") from None
         assert status == 0, f"{command}: {status}: {output}{errors}"
         return str(output)
 
     def await_commands(self, pod: str) -> None:
-        """Waits until commands can be run in a pod: the kubelet reaches the container runtime."""
+        """Wait until the kubelet can run commands in a pod, through the container runtime."""
 
         def can_run() -> bool:
             try:
@@ -205,7 +205,7 @@ class Namespace:
         until(can_run, PATIENCE, f"command in {pod}", pause=1)
 
     def networks(self, pod: str) -> dict[str, Document]:
-        """What Multus says of a pod's interfaces, by their names."""
+        """The interfaces of a pod in Multus' annotation, by their names."""
         annotation = self.read(pod).metadata.annotations[STATUS_ANNOTATION]
         return {each["interface"]: each for each in json.loads(annotation)}
 
@@ -215,7 +215,7 @@ class Namespace:
         return address
 
     def delete(self, *names: str, grace: int | None = None) -> None:
-        """Deletes pods and waits until they are gone."""
+        """Delete pods and wait until they are gone."""
         for name in names:
             self.cluster.core.delete_namespaced_pod(name, self.name, grace_period_seconds=grace)
         until(
@@ -226,7 +226,7 @@ class Namespace:
         )
 
     def exists(self, name: str) -> bool:
-        """Whether there is a pod of that name."""
+        """Whether a pod of that name exists."""
         try:
             self.read(name)
         except ApiException as error:
@@ -238,7 +238,7 @@ class Namespace:
 
 @contextmanager
 def namespaces(cluster: Cluster, names: Sequence[str]) -> Iterator[list[Namespace]]:
-    """Namespaces for the block, in which pods can be made. Afterwards they are gone."""
+    """Namespaces for the block, in which pods can be created. Deleted afterwards."""
     for name in names:
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     for name in names:
@@ -292,7 +292,7 @@ def pod(
     networks: str | Sequence[Mapping[str, object]] = "",
     devices: Mapping[str, int] | None = None,
 ) -> Document:
-    """A pod that does nothing, with these networks, and devices by their resources."""
+    """A pod that only sleeps, with these networks, and devices by their resources."""
     asked = networks if isinstance(networks, str) else json.dumps(networks)
     return {
         "apiVersion": "v1",
@@ -307,7 +307,7 @@ def pod(
 
 
 def pod_spec(devices: Mapping[str, int] | None = None) -> Document:
-    """What a pod that does nothing is made of."""
+    """The spec of a pod that only sleeps."""
     container: Document = {"name": "main", "image": images.WORKLOAD}
     if devices:
         container["resources"] = {"limits": {name: str(n) for name, n in devices.items()}}
@@ -357,7 +357,7 @@ def cluster(kubernetes: str) -> Iterator[Cluster]:
 
 
 def start_services(cluster: Cluster) -> None:
-    """What a node's init starts."""
+    """Start the services that a node's init starts."""
     cluster.node.start_containerd()
     cluster.node.start_kubelet()
     cluster.node.start_api_service()

@@ -14,7 +14,7 @@ from tests.cluster.programs import KUBERNETES
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Show a failure when it happens: a run takes long, and what it had is gone at its end."""
+    """Show a failure immediately: a run takes long, and its output is lost until its end."""
     if report.failed:
         print(f"\n{report.longreprtext[-4000:]}", file=sys.stderr, flush=True)
 
@@ -28,7 +28,7 @@ def bare() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cluster(bare: Cluster) -> Iterator[Cluster]:
-    """The cluster with podfabric installed. Afterwards no device is allocated any more."""
+    """The cluster with podfabric installed. At the end, no device may be allocated."""
     install(bare)
     yield bare
     await_nothing_left(bare, allocations=True)
@@ -45,6 +45,6 @@ def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Name
 
 @pytest.fixture
 def scaling() -> tuple[int, int]:
-    """How many pods a deployment is scaled to, and how often: PODFABRIC_CLUSTER_SCALING=20x5."""
+    """The size of a scaled deployment, and the number of rounds: PODFABRIC_CLUSTER_SCALING=20x5."""
     replicas, _, times = os.environ.get("PODFABRIC_CLUSTER_SCALING", "20x5").partition("x")
     return int(replicas), int(times)

@@ -1,7 +1,7 @@
 """The control plane, natively on this machine's loopback: etcd, API server, controllers, scheduler.
 
-Each has ports of its own, so several may run at once, and all end with the process that starts
-them, however that ends.
+Each control plane has its own ports, so several may run at once. All of its processes end with the
+process that starts them, even if that is killed.
 """
 
 import base64
@@ -39,7 +39,7 @@ USERS: Mapping[str, str] = {
 
 
 def node_user(node: str) -> str:
-    """The user that a node's kubelet is."""
+    """The user name of a node's kubelet."""
     return f"system:node:{node}"
 
 
@@ -79,16 +79,16 @@ class ControlPlane:
             "users": [{"name": user, "user": {"token": self._token(user)}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
         }
-        # A program that has just started may read it: it is whole at any time.
+        # A program that has just started may read the file, so it must be complete at any time.
         write_atomically(path, json.dumps(document).encode(), 0o644, durable=False)
         return path
 
     def ca(self) -> str:
-        """The certificate that the API server's and its clients' are signed with."""
+        """The certificate that signs the API server's and its clients' certificates."""
         return (self.directory / "ca.crt").read_text()
 
     def start(self, controllers: bool = True) -> None:
-        """Starts all of it and waits until the API server is ready."""
+        """Start all of it and wait until the API server is ready."""
         self._make_certificates()
         nodes = {node_user(self.node): "system:nodes"}
         rows = [
@@ -103,7 +103,7 @@ class ControlPlane:
                 self._start_controllers(name)
 
     def start_api_server(self) -> None:
-        """Starts the API server and waits until it is ready."""
+        """Start the API server and wait until it is ready."""
         at = self.directory
         self._start(
             self.programs / "kube-apiserver",
@@ -118,7 +118,7 @@ class ControlPlane:
             f"--client-ca-file={at}/ca.crt",
             f"--kubelet-client-certificate={at}/kubelet-client.crt",
             f"--kubelet-client-key={at}/kubelet-client.key",
-            # The node is behind QEMU's network; its kubelet's port is forwarded from this machine.
+            # The node is behind QEMU's network; this machine forwards a port to its kubelet.
             "--kubelet-preferred-address-types=ExternalIP,InternalIP",
             f"--token-auth-file={at}/tokens.csv",
             "--authorization-mode=Node,RBAC",
@@ -131,17 +131,17 @@ class ControlPlane:
         until(self.is_ready, what=f"ready API server; its log is in {self.directory}")
 
     def stop_api_server(self) -> None:
-        """Kills the API server. It does not answer until it is started again."""
+        """Kill the API server. It answers again after the next start."""
         self._kill("kube-apiserver")
 
     def save_etcd(self, copy: Path) -> None:
-        """Copies what etcd has, which stands still for that."""
+        """Stop etcd, copy its data, and start it again."""
         self._stop_store()
         shutil.copytree(self.directory / "etcd", copy)
         self._start_store()
 
     def restore_etcd(self, copy: Path) -> None:
-        """Puts etcd back to that copy, as after a backup was restored."""
+        """Restore etcd from that copy, as from a backup."""
         self._stop_store()
         shutil.rmtree(self.directory / "etcd")
         shutil.copytree(copy, self.directory / "etcd")
@@ -156,15 +156,15 @@ class ControlPlane:
         self.start_api_server()
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Send a component a signal."""
+        """Send a signal to a component."""
         self._running[name].send_signal(number)
 
     def pids(self) -> dict[str, int]:
-        """The processes of the components that run, by name."""
+        """The processes of the running components, by name."""
         return {name: process.pid for name, process in self._running.items()}
 
     def is_ready(self) -> bool:
-        """Whether the API server says so."""
+        """Whether the API server reports that it is ready."""
         trust = ssl.create_default_context(cafile=str(self.directory / "ca.crt"))
         request = urllib.request.Request(
             f"https://127.0.0.1:{self.port}/readyz",
@@ -183,7 +183,7 @@ class ControlPlane:
         return (self.directory / f"{name}.log").read_text(errors="replace")[-4000:]
 
     def stop(self) -> None:
-        """Ends all of it; the state is thrown away, so nothing is waited for."""
+        """End all of it immediately; the state is thrown away."""
         for name in list(self._running):
             self._kill(name)
 
@@ -217,7 +217,7 @@ class ControlPlane:
                 f"--service-account-private-key-file={self.directory}/accounts.key",
                 f"--root-ca-file={self.directory}/ca.crt",
                 "--use-service-account-credentials=true",
-                # A node that is restarted is away for minutes, emulated as it is.
+                # An emulated node needs minutes to restart.
                 "--node-monitor-grace-period=400s",
             ]
         self._start(self.programs / name, *arguments)
@@ -258,7 +258,7 @@ class ControlPlane:
 def control_plane(
     programs: Path, etcd: Path, logs: Path, controllers: bool = True
 ) -> Iterator[ControlPlane]:
-    """A control plane for the block. `logs` gets the logs of its components afterwards."""
+    """A control plane for the block. Afterwards `logs` has the logs of its components."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podfabric-")))
         plane = ControlPlane(directory, programs, etcd / "etcd")

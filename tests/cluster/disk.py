@@ -1,4 +1,4 @@
-"""The node's disk, on which containerd has the images of the tests before the machine starts.
+"""The node's disk, to which containerd has imported the tests' images before the machine starts.
 
 A containerd of this machine imports them in seconds, an emulated one in minutes.
 """
@@ -16,7 +16,7 @@ SIZE = 8 << 30
 """Of a file that takes only what the node has written."""
 IMAGES = Path("var/lib/containerd")
 """On the disk, where node.sh mounts it."""
-# Without the kubelet's interface, which would look for a network.
+# Without the kubelet's interface, which requires a network.
 _CONFIGURATION = """
 version = 3
 root = "{root}"
@@ -30,7 +30,7 @@ address = "{socket}"
 
 
 def make_disk(path: Path, containerd: Path, images: Iterable[Path]) -> None:
-    """Makes the disk. `containerd` is its directory of programs, `images` are OCI archives."""
+    """Make the disk. `containerd` is its directory of programs, `images` are OCI archives."""
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         content = Path(directory)
         with _importing(containerd, content / IMAGES) as import_image:

@@ -1,6 +1,6 @@
 /*
- * A program that uses CUDA, as one in Python does: it knows the driver by the names of its
- * libraries alone.
+ * A program that uses CUDA as a Python program does: it knows only the names of the driver's
+ * libraries.
  *
  *   python launch KERNEL   launches a kernel again and again; its name ends in how long it takes
  *   python ...             allocates memory until that is refused, and keeps it
@@ -66,7 +66,7 @@ static void fill(void)
 
 int main(int count, char **arguments)
 {
-    signal(SIGTERM, end); /* the first process of a container ignores it otherwise */
+    signal(SIGTERM, end); /* without this, the first process of a container ignores SIGTERM */
     load_driver();
     start_driver();
     if (count == 3 && strcmp(arguments[1], "launch") == 0)

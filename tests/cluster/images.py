@@ -1,6 +1,6 @@
-"""Images of the tests' pods, as OCI archives: one static executable, and where it has what links.
+"""Images of the tests' pods, as OCI archives: one static executable, and its links.
 
-The image for GPUs also has a C library and a program that uses CUDA, and no driver.
+The image for GPUs also has a C library and a program that uses CUDA, but no driver.
 
 No registry is needed: `node` imports them into containerd, under the names that pods use.
 """
@@ -37,7 +37,7 @@ def write_workload(path: Path, name: str = WORKLOAD) -> None:
 
 
 def write_for_gpus(path: Path) -> None:
-    """Write the archive of `OF_ALNAIR`. Its variables are those of NVIDIA's images for CUDA."""
+    """Write the archive of `OF_ALNAIR`. It has the variables of NVIDIA's CUDA images."""
     program = CHECKOUT / "tests/cluster/gpu_program.c"
     flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
     built = CHECKOUT / "build/gpu/programs/gpu_program"

@@ -1,4 +1,4 @@
-"""podfabric on the cluster: installing and configuring it, and what is left of pods on the node."""
+"""podfabric on the cluster: installation, configuration, and the remains of pods on the node."""
 
 import json
 import os
@@ -23,12 +23,12 @@ COMPONENT = "app.kubernetes.io/component"
 CONTROLLER = "controller"
 HCA = "rdma/hca"
 CUSTODIAN = "podfabric"
-ALLOCATIONS = "allocations"  # as leftovers.py names them
+ALLOCATIONS = "allocations"  # a name of leftovers.py
 LEFTOVERS = layout.CHECKOUT / "tests/cluster/leftovers.py"
 
 
 def install(cluster: Cluster) -> None:
-    """Installs podfabric as README says, and waits until the node offers HCAs."""
+    """Install podfabric as README describes, and wait until the node offers HCAs."""
     upgrade(cluster, {})
     await_agent(cluster)
     await_controller(cluster)
@@ -54,16 +54,16 @@ tail -n 40 /var/log/pods/podfabric_*/*/*.log
 
 
 def uninstall(cluster: Cluster) -> None:
-    """Uninstalls podfabric, and deletes the custodian once the node is empty."""
+    """Uninstall podfabric, and delete the custodian once the node is empty."""
     await_watch_of_daemonsets(cluster)
     helm(cluster, "uninstall", "podfabric", "--wait")
     await_custodian_and_delete_it(cluster)
 
 
 def await_custodian_and_delete_it(cluster: Cluster) -> None:
-    """Waits until the custodian says that the node is empty, by being ready.
+    """Wait until the custodian reports by its readiness that the node is empty, then delete it.
 
-    A former agent that ends may still be ready, so this waits as `kubectl rollout status` does.
+    A previous agent that ends may still be ready, so this waits as `kubectl rollout status` does.
     """
     try:
         until(lambda: _is_rolled_out(cluster), PATIENCE, "custodian that is done", pause=1)
@@ -80,11 +80,11 @@ def await_custodian_and_delete_it(cluster: Cluster) -> None:
 
 
 def await_watch_of_daemonsets(cluster: Cluster) -> None:
-    """Waits until the controller manager watches DaemonSets.
+    """Wait until the controller manager watches DaemonSets.
 
-    After an outage of the API server it does not for some seconds. One that is deleted meanwhile,
-    and made again with the same name, seems to have changed, and the garbage collector leaves the
-    pods of the former one for ever.
+    After an outage of the API server it does not watch for some seconds. If a DaemonSet is deleted
+    and recreated with its name meanwhile, it seems to have changed, and the garbage collector never
+    removes the pods of the deleted one.
     """
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
     labels = {"tests": "watched"}
@@ -108,7 +108,7 @@ def await_watch_of_daemonsets(cluster: Cluster) -> None:
 
 
 def await_agent(cluster: Cluster) -> None:
-    """Waits until the agent of the present version serves alone, and the node offers HCAs."""
+    """Wait until only the agent of the present version serves, and the node offers HCAs."""
     until(lambda: _is_rolled_out(cluster), PATIENCE, "agent in place of the former one", pause=0.5)
     until(lambda: _serves(cluster), PATIENCE, "agent that serves", pause=0.5)
     until(lambda: HCA in registered(cluster), PATIENCE, f"pool of {HCA}", pause=0.5)
@@ -118,7 +118,7 @@ def await_agent(cluster: Cluster) -> None:
 def registered(cluster: Cluster) -> set[str]:
     """The resources whose lists the kubelet reads from the present agent.
 
-    The node's status may be that of the former one.
+    The node's status may still be that of the previous agent.
     """
     text = cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/metrics")
     return {
@@ -130,7 +130,7 @@ def registered(cluster: Cluster) -> set[str]:
 
 
 def await_controller(cluster: Cluster) -> None:
-    """Waits until each pod of the controller is ready: one leads, the others stand by."""
+    """Wait until each pod of the controller is ready: one leads, the rest stand by."""
     deployments = cluster.objects.resources.get(api_version="apps/v1", kind="Deployment")
 
     def is_available() -> bool:
@@ -142,7 +142,7 @@ def await_controller(cluster: Cluster) -> None:
 
 
 def await_offered(cluster: Cluster, offered: Mapping[str, int]) -> None:
-    """Waits until the node has as many device ids of each resource for pods."""
+    """Wait until the node offers these numbers of device ids to pods."""
     until(
         lambda: {name: cluster.allocatable(name) for name in offered} == offered,
         PATIENCE,
@@ -152,7 +152,7 @@ def await_offered(cluster: Cluster, offered: Mapping[str, int]) -> None:
 
 
 def kill_agent(cluster: Cluster) -> None:
-    """Kills the agent's process, for the kubelet to start another."""
+    """Kill the agent's process; the kubelet starts another one."""
     cluster.node.run("pkill -9 -f 'podfabric agent$'")
 
 
@@ -160,9 +160,9 @@ def kill_agent(cluster: Cluster) -> None:
 def configured(
     cluster: Cluster, configuration: Mapping[str, object], offered: Mapping[str, int]
 ) -> Iterator[None]:
-    """Another configuration for the block, once the node offers what it should.
+    """Another configuration for the block, once the node offers the expected devices.
 
-    Afterwards the node has the default one, as before.
+    Afterwards the node has the default configuration again.
     """
     upgrade(cluster, configuration)
     try:
@@ -177,8 +177,8 @@ def configured(
 def with_vfs(cluster: Cluster, number: int, rdma: str = "") -> Iterator[str]:
     """VFs of the node's first network card for the block, which gets the PF's name.
 
-    `rdma` is what is on each VF: "isolated" or "infiniband", as vfs.py describes them;
-    with "beside" the block gets the interface of an InfiniBand PF, and the PF's name behind it.
+    `rdma` is the kind of RDMA device on each VF: "isolated" or "infiniband", as in vfs.py. With
+    "beside" the block gets the interface of an InfiniBand PF, and the PF's name after it.
     """
     command = f"cd {layout.CHECKOUT} && {layout.PYTHON} -m tests.cluster.vfs"
     try:
@@ -191,8 +191,8 @@ def with_vfs(cluster: Cluster, number: int, rdma: str = "") -> Iterator[str]:
 def with_pools_of_vfs(cluster: Cluster, rdma: str, pools: Mapping[str, str]) -> Iterator[None]:
     """Two VFs for the block, each with an RDMA device in exclusive mode, and pools of them.
 
-    `rdma` is "isolated" or "infiniband", as vfs.py describes them. `pools` has which VFs each pool
-    offers, as a selector has them behind the PF's name: "#0" for the first, "" for both.
+    `rdma` is "isolated" or "infiniband", as in vfs.py. `pools` has the VFs of each pool, as a
+    selector names them after the PF's name: "#0" for the first, "" for both.
     """
     with with_vfs(cluster, 2, rdma) as pf:
         offered = {name: 1 if vfs else 2 for name, vfs in pools.items()}
@@ -211,7 +211,7 @@ def with_pools_of_vfs(cluster: Cluster, rdma: str, pools: Mapping[str, str]) -> 
 
 @contextmanager
 def unplugged(cluster: Cluster) -> Iterator[None]:
-    """No HCA for the block, and all of them again afterwards."""
+    """Unplug all HCAs for the block, and plug them in afterwards."""
     cluster.node.run("/sbin/modprobe --remove ibloop")
     try:
         yield
@@ -222,7 +222,7 @@ def unplugged(cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def renamed(cluster: Cluster, names: Mapping[str, str]) -> Iterator[None]:
-    """Other names for interfaces of the node for the block."""
+    """Rename interfaces of the node for the block."""
 
     def rename(old: str, new: str) -> None:
         link = "ip link set"
@@ -238,7 +238,7 @@ def renamed(cluster: Cluster, names: Mapping[str, str]) -> Iterator[None]:
 
 
 def explain(cluster: Cluster, pod: str) -> dict[str, Any]:
-    """`podfabric explain` of a pod, named namespace/name, by the agent's container."""
+    """The output of `podfabric explain` for a pod, namespace/name, in the agent's container."""
     (agent,) = (each.metadata.name for each in agents(cluster) if is_ready(each))
     output = Namespace(cluster, NAMESPACE).run(agent, "podfabric", "explain", "-o", "json", pod)
     explained: dict[str, Any] = json.loads(output)
@@ -246,10 +246,10 @@ def explain(cluster: Cluster, pod: str) -> dict[str, Any]:
 
 
 def await_nothing_left(cluster: Cluster, *, allocations: bool = False) -> None:
-    """Waits until no pod has left anything on the node, and names what is left if it stays.
+    """Wait until no pod has left anything on the node. Raises AssertionError that names the rest.
 
-    The device plugin keeps an allocation for two to three minutes after its pod: the kubelet may
-    not have written down yet who holds it. So `allocations` are waited for once, at the end.
+    The device plugin keeps an allocation for two to three minutes after its pod, because the
+    kubelet may not have recorded the holder yet. So `allocations` are awaited once, at the end.
     """
     left: dict[str, list[object]] = {}
 
@@ -269,15 +269,15 @@ def await_nothing_left(cluster: Cluster, *, allocations: bool = False) -> None:
 
 
 def leftovers(cluster: Cluster) -> dict[str, list[object]]:
-    """What is on the node for pods: interfaces, entries, allocations, namespaces."""
+    """Remains on the node for pods: interfaces, entries, allocations, namespaces."""
     found = json.loads(cluster.node.run(f"/usr/bin/python3 -IS {LEFTOVERS}", timeout=600))
     if len(found["sandboxes"]) <= len(controllers(cluster)):
-        del found["sandboxes"]  # they live as long as podfabric is installed
+        del found["sandboxes"]  # they exist as long as podfabric is installed
     return {name: left for name, left in found.items() if left}
 
 
 def addresses(cluster: Cluster) -> list[object]:
-    """What `podfabric ipam list` says on the node; nothing where podfabric has left the node."""
+    """The output of `podfabric ipam list` on the node; empty if podfabric has left the node."""
     command = f"{layout.PYTHON.with_name('podfabric')} ipam list -o json"
     status, output, errors = cluster.node.status_of(command, timeout=600)
     if "has no address store" in errors:
@@ -291,7 +291,7 @@ def addresses(cluster: Cluster) -> list[object]:
 def serving_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> Iterator[None]:
     """Agents and a controller that serve nv-ipam's pools of the namespace, and nv-ipam's kinds.
 
-    Afterwards they serve none, as before. The kinds stay.
+    Afterwards they serve none. The kinds stay.
     """
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
     for crd in crds:
@@ -307,7 +307,7 @@ def serving_nv_ipam(cluster: Cluster, namespace: str, crds: Iterable[str]) -> It
 
 
 def upgrade(cluster: Cluster, configuration: Mapping[str, object], **values: object) -> None:
-    """Installs the chart, or gives its release another configuration, and other `values`."""
+    """Install the chart, or upgrade its release to another configuration and other `values`."""
     values = {
         "image": {"repository": "podfabric", "pullPolicy": "Never"},
         "config": configuration,
@@ -315,14 +315,14 @@ def upgrade(cluster: Cluster, configuration: Mapping[str, object], **values: obj
     }
     words = ("upgrade", "--install", "podfabric", "deploy/chart", "--create-namespace")
     helm(cluster, *words, "--values", "-", standard_input=json.dumps(values))
-    for agent in agents(cluster):  # a changed pod gets a changed ConfigMap at once
+    for agent in agents(cluster):  # a changed pod gets a changed ConfigMap immediately
         changed = {"metadata": {"annotations": {"tests/changed": str(time.time())}}}
         with suppress(ApiException):  # it has ended
             cluster.core.patch_namespaced_pod(agent.metadata.name, NAMESPACE, changed)
 
 
 def helm(cluster: Cluster, *words: str, standard_input: str = "") -> None:
-    """Runs helm as an administrator."""
+    """Run helm as an administrator."""
     subprocess.run(
         ["tools/go_tool.sh", "helm", *words, "--namespace", NAMESPACE],
         cwd=layout.CHECKOUT,
@@ -334,7 +334,7 @@ def helm(cluster: Cluster, *words: str, standard_input: str = "") -> None:
 
 
 def _is_rolled_out(cluster: Cluster) -> bool:
-    """What `kubectl rollout status` waits for, and no pod more."""
+    """The condition of `kubectl rollout status`, and no surplus pod."""
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
     wanted = sets.get(name="podfabric", namespace=NAMESPACE).to_dict()
     status = wanted["status"]

@@ -1,6 +1,6 @@
-"""In the node: what is there of pods, as JSON. Nothing is, once the last pod is gone.
+"""In the node: the remains of pods, as JSON. After the last pod there are none.
 
-The tests ask again and again, on an emulated CPU: this needs only the standard library, reads only
+The tests run this repeatedly on an emulated CPU. It needs only the standard library, reads only
 files, and starts no process.
 """
 
@@ -15,7 +15,7 @@ STATE = Path("/var/lib/podfabric")
 
 
 def found() -> dict[str, list[str]]:
-    """By kind, all but the addresses."""
+    """All remains except addresses, by kind."""
     return {
         "interfaces": list(_interfaces()),
         "VFs that are away": list(_vfs_away()),
@@ -35,14 +35,14 @@ def _interfaces() -> Iterator[str]:
         try:
             of = {name: (link.parent / name).read_text().strip() for name in ATTRIBUTES}
         except OSError:
-            continue  # it goes just now
+            continue  # it is being removed
         is_child = of["type"] == INFINIBAND and of["iflink"] != of["ifindex"]
         if is_child or "podfabric" in of["ifalias"]:
             yield f"{link.parent.name} {of['ifalias']}".strip()
 
 
 def _vfs_away() -> Iterator[str]:
-    """VFs that their driver has, without an interface here: it is in a namespace."""
+    """VFs that a driver has and that have no interface here: it is in a namespace."""
     for vf in Path("/sys/bus/pci/devices").glob("*/physfn"):
         driver = vf.parent / "driver"
         if driver.exists() and driver.resolve().name != "vfio-pci":

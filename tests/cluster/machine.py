@@ -1,7 +1,7 @@
-"""The node's virtual machine, in a process of its own: `python -m tests.cluster.machine ...`.
+"""The node's virtual machine, in a separate process: `python -m tests.cluster.machine ...`.
 
 It ends at SIGTERM, or when the server in the guest ends. Its status is 125 if the guest's kernel
-complained.
+logged a complaint.
 """
 
 import os
@@ -16,13 +16,13 @@ HERE = Path(__file__).parent
 
 
 def arguments(disk: Path, server_port: int, kubelet_port: int) -> list[str]:
-    """The command that runs the machine; its ports are reached at these of the loopback."""
+    """The command that runs the machine, whose ports are reached at these ports of the loopback."""
     module = ["-m", "tests.cluster.machine"]
     return [sys.executable, *module, str(disk), str(server_port), str(kubelet_port)]
 
 
 def main(disk: str, server_port: str, kubelet_port: str) -> int:
-    """Runs the machine until it ends."""
+    """Run the machine until it ends."""
     os.environ["PODFABRIC_VM_NAME"] = "-cluster"  # read when the machine's modules are imported
     from tests.kernel.vm import __main__ as vm
     from tests.kernel.vm import qemu

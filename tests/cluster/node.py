@@ -26,7 +26,7 @@ from tests.waiting import until
 
 RESULTS = layout.BUILD / "results-cluster"
 """What the machine left: its logs, and those of its services."""
-BOOT = 900.0  # seconds: twice as many as three tries of the machine
+BOOT = 900.0  # seconds: twice the time of three tries of the machine
 PODS = "10.88.0.0/16"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 CNI_BIN = Path("/opt/cni/bin")
@@ -52,7 +52,8 @@ class Node:
     _machine: subprocess.Popen[bytes] | None = None
 
     def run(self, script: str, *, timeout: float = 300, standard_input: str = "") -> str:
-        """The standard output of a shell script in the node. Raises NodeError."""
+        """The standard output of a shell script in the node. Raises NodeError if the script
+        fails."""
         status, output, errors = self.status_of(script, timeout, standard_input)
         if status:
             raise NodeError(f"{script}\nstatus {status}\n{output}{errors}")
@@ -69,18 +70,18 @@ class Node:
         return answer["status"], answer["stdout"], answer["stderr"]
 
     def write(self, path: str | Path, content: str) -> None:
-        """Writes a file in the node."""
+        """Write a file in the node."""
         quoted = shlex.quote(str(path))
         self.run(f"mkdir -p $(dirname {quoted}); cat > {quoted}", standard_input=content)
 
     def start(self, service: str, command: str) -> None:
-        """Starts a process that stays; its log is among the machine's results."""
+        """Start a process that keeps running; its log is among the machine's results."""
         inner = f"echo $$ > /run/node/{service}.pid; exec env {GO} {command}"
         log = GUEST_RESULTS / f"{service}.log"
         self.run(f"setsid --fork sh -c {shlex.quote(inner)} < /dev/null >> {log} 2>&1")
 
     def kill(self, service: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal to a process that `start` has started, and waits for its end."""
+        """Send a signal to a process that `start` has started, and wait for its end."""
         pid = f"$(cat /run/node/{service}.pid)"
         self.run(f"kill -{int(number)} {pid}; while kill -0 {pid} 2>/dev/null; do sleep 0.1; done")
 
@@ -89,10 +90,10 @@ class Node:
         status, _, _ = self.status_of(f"kill -0 $(cat /run/node/{service}.pid)")
         return status == 0
 
-    # What a node's administrator does.
+    # Actions of a node's administrator.
 
     def boot(self) -> None:
-        """Starts the machine and waits until its server answers."""
+        """Start the machine and wait until its server answers."""
         environment = {**os.environ, "PODFABRIC_VM_NAME": "-cluster"}
         command = machine.arguments(self.disk, self.server_port, self.kubelet_port)
         with (layout.BUILD / "cluster-output.log").open("ab") as log:
@@ -107,16 +108,16 @@ class Node:
         until(self._answers, seconds=BOOT, what="answer of the node's server", pause=0.5)
 
     def power_off(self) -> int:
-        """Ends the machine, and gives its status: 125 if its kernel complained."""
+        """End the machine; returns its status, 125 if its kernel logged a complaint."""
         assert self._machine is not None
         self._ask({"end": True}, 60)
         status, self._machine = self._machine.wait(300), None
         return status
 
     def pull_the_plug(self) -> None:
-        """Ends the machine as a power cut would; its disk has all writes.
+        """End the machine as a power cut would; its disk has all writes.
 
-        AssertionError if its kernel had complained until then.
+        Raises AssertionError if its kernel had logged a complaint until then.
         """
         if self._machine is not None:
             self._machine.terminate()
@@ -126,7 +127,7 @@ class Node:
             assert not qemu.COMPLAINTS.search(console), f"the kernel complained; see {RESULTS}"
 
     def start_containerd(self) -> None:
-        """Starts containerd, with the images of tests."""
+        """Start containerd, with the tests' images."""
         self.write("/run/node/containerd.toml", self._containerd_configuration())
         self.start("containerd", "containerd --config /run/node/containerd.toml")
         until(
@@ -136,7 +137,7 @@ class Node:
         )
 
     def start_kubelet(self) -> None:
-        """Starts the kubelet, and waits until it serves."""
+        """Start the kubelet, and wait until it serves."""
         self.write("/run/node/ca.crt", self.plane.ca())
         user = node_user(self.name)
         self.write("/run/node/kubeconfig", self.plane.kubeconfig(user, HOST_OF_NODE).read_text())
@@ -145,19 +146,20 @@ class Node:
             "kubelet",
             "kubelet --config=/run/node/kubelet.json --kubeconfig=/run/node/kubeconfig "
             f"--hostname-override={self.name} --node-ip=10.0.2.15 --cloud-provider=external "
-            # No test asks what containers use; a look at each every 10 s is a fifth of its work.
+            # No test reads containers' usage; collecting it every 10 s is a fifth of the kubelet's
+            # work.
             "--root-dir=/var/lib/kubelet --housekeeping-interval=5m",
         )
         healthy = "busybox wget -q -O - http://127.0.0.1:10248/healthz"
         until(lambda: not self.status_of(healthy, 30)[0], BOOT, "healthy kubelet", pause=0.5)
 
     def start_api_service(self) -> None:
-        """Makes the service `kubernetes` reachable, for the agent and for pods."""
+        """Make the service `kubernetes` reachable, for the agent and for pods."""
         script = layout.CHECKOUT / "tests/cluster/service_proxy.py"
         self.start("api-service", f"{layout.PYTHON} {script} {HOST_OF_NODE} {self.plane.port}")
 
     def install_multus(self) -> None:
-        """The CNI plugins of the cluster's own network, and Multus in front of it."""
+        """Install the CNI plugins of the cluster's own network, and Multus in front of them."""
         for program in ("cni-plugins", "multus"):
             self.run(f"cp {self.programs[program]}/* {CNI_BIN}")
         kubeconfig = self.plane.kubeconfig("multus", HOST_OF_NODE).read_text()
@@ -181,7 +183,8 @@ class Node:
                 return answer
 
     def _containerd_configuration(self) -> str:
-        """Without the figures that containerd collects of all containers every second."""
+        """A configuration without the metrics that containerd collects from all containers every
+        second."""
         return f"""
 version = 3
 root = "/var/lib/containerd"
@@ -212,17 +215,17 @@ KUBELET = {
     },
     "authorization": {"mode": "AlwaysAllow"},
     "cgroupDriver": "cgroupfs",
-    "clusterDNS": ["10.96.0.10"],  # which none of the pods asks; without it each gets an event
+    "clusterDNS": ["10.96.0.10"],  # no pod uses it; without it each pod gets an event
     "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
     "enforceNodeAllocatable": ["none"],
     "failSwapOn": False,
-    "imageGCHighThresholdPercent": 100,  # images cannot be had again
-    # No pod is evicted, so the kubelet does not ask for every container's figures all the time.
+    "imageGCHighThresholdPercent": 100,  # images cannot be pulled again
+    # No pod is evicted, so the kubelet does not collect every container's usage all the time.
     "evictionHard": {"memory.available": "0%"},
     "localStorageCapacityIsolation": False,
     "maxPods": 250,
     "resolvConf": "",
-    "syncFrequency": "10s",  # a changed ConfigMap is written this soon
+    "syncFrequency": "10s",  # a changed ConfigMap is written within this time
 }
 
 MULTUS = {

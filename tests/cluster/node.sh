@@ -1,10 +1,10 @@
 #!/bin/sh
-# In the virtual machine: what a node has before containerd and kubelet start, then the server that
+# In the virtual machine: prepares the node for containerd and kubelet, then starts the server that
 # runs commands for the tests. Arguments: the server and its port.
 set -e
 /sbin/modprobe -a virtio_net virtio_blk ext4 bridge br_netfilter veth overlay
 
-# QEMU's own network, by which the node reaches the API server.
+# QEMU's own network, through which the node reaches the API server.
 for path in /sys/class/net/*; do
     case $(readlink "$path/device/driver") in
     */virtio_net) management=${path##*/} ;;
@@ -14,7 +14,7 @@ ip link set "$management" up
 ip address add 10.0.2.15/24 dev "$management"
 ip route add default via 10.0.2.2
 
-# What outlives a restart of the machine.
+# These directories survive a restart of the machine.
 mkdir -p /mnt/disk
 mount -t ext4 /dev/vda /mnt/disk
 for directory in /etc/cni /etc/podfabric /opt/cni /var/lib/cni /var/lib/containerd \

@@ -1,7 +1,8 @@
-"""Runs commands in the node, for the tests outside it: `node_server.py PORT`, until told to end.
+"""Runs commands in the node, for the tests outside it: `node_server.py PORT`, until a request ends
+it.
 
-A connection is one request and one answer, each a line of JSON. Only the standard library: it runs
-with the system's interpreter.
+A connection is one request and one answer, each a line of JSON. It uses only the standard library,
+because it runs with the system's interpreter.
 """
 
 import json
@@ -15,7 +16,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         line = self.rfile.readline()
         if not line:
-            return  # somebody who looked whether we listen
+            return  # a client that only checked whether we listen
         request = json.loads(line)
         if request.get("end"):
             self._answer({})
@@ -47,7 +48,7 @@ class _Handler(socketserver.StreamRequestHandler):
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    # QEMU's network does not try a connection again that came when the queue was full.
+    # QEMU's network does not retry a connection that came while the queue was full.
     request_queue_size = 64
 
 

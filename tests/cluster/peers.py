@@ -78,7 +78,7 @@ DEVICE_PLUGINS: Mapping[str, tuple[Program, str]] = {
 
 
 def prepare_whereabouts(cluster: Cluster) -> None:
-    """Its kinds, and how its executable reaches the API server."""
+    """Install its kinds, and its executable's access to the API server."""
     kubeconfig = cluster.plane.kubeconfig("admin", HOST_OF_NODE).read_text()
     cluster.node.write(KUBECONFIG, kubeconfig)
     flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": KUBECONFIG}}
@@ -98,7 +98,7 @@ def whereabouts(range_: str) -> dict[str, object]:
 
 
 def start(cluster: Cluster, configurations: Mapping[str, Mapping[str, object]]) -> None:
-    """Make the DaemonSets of all, with the configurations of the device plugins."""
+    """Create the DaemonSets of all projects, with the device plugins' configurations."""
     debian.install(PCI_IDS)
     every = {**CNI_PLUGINS, **DEVICE_PLUGINS}
     programs.build([program for program, _ in every.values()])
@@ -114,7 +114,7 @@ def start(cluster: Cluster, configurations: Mapping[str, Mapping[str, object]]) 
 
 
 def stop(cluster: Cluster) -> None:
-    """Delete those DaemonSets that are still there."""
+    """Delete the DaemonSets that still exist."""
     sets = cluster.objects.resources.get(api_version="apps/v1", kind="DaemonSet")
     for name in (*CNI_PLUGINS, *DEVICE_PLUGINS):
         with suppress(NotFoundError):
@@ -122,7 +122,7 @@ def stop(cluster: Cluster) -> None:
 
 
 def _make_daemon_set(cluster: Cluster, name: str, program: Program, script: str) -> None:
-    """One with a container that sees as much of the node as theirs."""
+    """Create one with a container that sees as much of the node as the project's own."""
     paths = [*OF_HOST, *(str(Path(path).parent) for path in PCI_IDS.values())]
     paths.append(str(program.directory()))
     volumes = {f"volume-{number}": path for number, path in enumerate(paths)}
@@ -130,7 +130,7 @@ def _make_daemon_set(cluster: Cluster, name: str, program: Program, script: str)
         "name": "main",
         "image": images.WORKLOAD,
         "command": ["/bin/sh", "-c", script],
-        "env": [{"name": "GOMAXPROCS", "value": "1"}],  # threads that look for work cost
+        "env": [{"name": "GOMAXPROCS", "value": "1"}],  # threads that look for work cost time
         "securityContext": {"privileged": True},
         "volumeMounts": [{"name": key, "mountPath": path} for key, path in volumes.items()],
     }

@@ -1,10 +1,11 @@
-"""The programs of a cluster, built from the Go module proxy, once, into a cache.
+"""The programs of a cluster, built once from the Go module proxy into a cache.
 
-`python -m tests.cluster.programs [KUBERNETES VERSION]` builds what is missing and prints where each
-is. A program's directory is named by its version and by how it is built; it is complete or absent.
+`python -m tests.cluster.programs [KUBERNETES VERSION]` builds the missing programs and prints the
+directory of each. The name of a program's directory contains its version and its kind of build. A
+directory is complete or absent.
 
-Each version below is a program's own; what it depends on follows from its go.mod, and the Go
-command checks all of it against the checksum database.
+Each version below is a program's own. Its go.mod determines the versions of its dependencies, and
+the Go command checks all of them against the checksum database.
 """
 
 import fcntl
@@ -63,7 +64,7 @@ class Program:
     module that it has."""
 
     def directory(self) -> Path:
-        """Where its executables are, or will be."""
+        """The directory of its executables, which may not exist yet."""
         recipe: list[object] = [
             self.module,
             self.version,
@@ -78,7 +79,7 @@ class Program:
         return CACHE / f"{self.name}-{self.version.removeprefix('v')}-{digest}"
 
     def archive_files(self) -> list[Path]:
-        """Its archives, if `PEERS` has all of them."""
+        """Its archives; an empty list unless `PEERS` has all of them."""
         if PEERS is None:
             return []
         found = [sorted(Path(PEERS).glob(f"{name}-*.tar.*"))[:1] for name, _ in self.archives]
@@ -86,7 +87,7 @@ class Program:
 
 
 def programs(kubernetes: str = KUBERNETES) -> list[Program]:
-    """All programs of a cluster of this version of Kubernetes, the slowest to build last."""
+    """All programs of a cluster of this version of Kubernetes, the slowest build last."""
     plugins = {"bridge": "main", "host-device": "main", "host-local": "ipam", "loopback": "main"}
     return [
         Program("etcd", "go.etcd.io/etcd/server/v3", "v3.6.16", {"etcd": "."}),
@@ -131,7 +132,7 @@ def programs(kubernetes: str = KUBERNETES) -> list[Program]:
 
 
 def build(wanted: Sequence[Program]) -> list[Path]:
-    """Builds those that are missing, and gives the directories of all."""
+    """Build the missing programs; returns the directories of all."""
     if any(CACHE.resolve().is_relative_to(each) for each in NOT_IN_THE_NODE):
         raise SystemExit(f"cluster: the node cannot see {CACHE}: set PODFABRIC_CACHE to another")
     directories = [program.directory() for program in wanted]
@@ -175,7 +176,7 @@ def _build(program: Program) -> None:
 
 
 def _paths(program: Program, module: str, suffix: str = "") -> list[str]:
-    """The import paths of its main packages."""
+    """The import paths of the program's main packages."""
     return [
         f"{module}{suffix}" if path == "." else f"{module}/{path}{suffix}"
         for path in program.packages.values()
@@ -206,7 +207,8 @@ def _go(directory: Path, *arguments: str, cgo: bool = False) -> str:
 
 
 def _unpack(program: Program, source: Path) -> Path:
-    """The sources of archives, those of the module with the others in place of what it names."""
+    """Unpack the archives. The other modules replace dependencies of the first; returns its
+    directory."""
     roots: list[tuple[Path, str]] = []
     for (name, module), archive in zip(program.archives, program.archive_files(), strict=True):
         root = source / name
@@ -221,9 +223,9 @@ def _unpack(program: Program, source: Path) -> Path:
 
 
 def _prepare_kubernetes(program: Program, source: Path) -> None:
-    """A module that has Kubernetes' requirements, and its staging modules as they are published.
+    """A module with Kubernetes' requirements, and its staging modules in their published form.
 
-    Kubernetes' own go.mod replaces them by directories that the published module leaves out.
+    Kubernetes' own go.mod replaces them by directories that the published module lacks.
     """
     shutil.copy(KUBERNETES_MAIN, source / "main.go")
     _go(source, "mod", "init", "cluster")
@@ -243,7 +245,7 @@ def _prepare_kubernetes(program: Program, source: Path) -> None:
 
 
 def _kubernetes_version(program: Program) -> str:
-    """What `kubectl version` and charts see, which Kubernetes' own build sets the same way."""
+    """The version that `kubectl version` and charts see, set as Kubernetes' own build does."""
     major, minor, _ = program.version.removeprefix("v").split(".")
     fields = {"gitVersion": program.version, "gitMajor": major, "gitMinor": minor}
     return " ".join(

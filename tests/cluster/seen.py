@@ -1,16 +1,16 @@
-"""What a test sees from inside a pod, and on the node."""
+"""Observations of a test inside a pod and on the node."""
 
 from tests.cluster.cluster import Cluster, Namespace
 
 
 def uverbs(namespace: Namespace, name: str) -> set[str]:
-    """The uverbs devices that a pod has."""
+    """The uverbs devices in a pod."""
     listed = namespace.run(name, "ls", "/dev/infiniband").split()
     return {device for device in listed if device.startswith("uverbs")}
 
 
 def pings(namespace: Namespace, name: str, address: str, tries: int = 3) -> bool:
-    """Whether a pod reaches an address. Of a new interface the first packet may be lost."""
+    """Whether a pod reaches an address. The first packet of a new interface may be lost."""
     return any(_answers(namespace, name, address) for _ in range(tries))
 
 

@@ -1,7 +1,7 @@
-"""In the node: what kube-proxy does for the service `kubernetes`: `service_proxy.py HOST PORT`.
+"""In the node: kube-proxy's work for the service `kubernetes`: `service_proxy.py HOST PORT`.
 
-Pods and the agent connect to the service's address, which the node has, and get a connection to
-the API server. Only the standard library: it runs with the system's interpreter.
+Pods and the agent connect to the service's address, which the node has, and get a connection to the
+API server. It uses only the standard library, because it runs with the system's interpreter.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def _serve(host: str, port: int) -> None:
         try:
             there, back = await asyncio.open_connection(host, port)
         except OSError:
-            writer.transport.abort()  # as a service without an endpoint
+            writer.transport.abort()  # like a service without an endpoint
             return
         try:
             await asyncio.gather(_copy(reader, back), _copy(there, writer))

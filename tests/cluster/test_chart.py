@@ -1,4 +1,4 @@
-"""deploy/chart and deploy/kustomize: what Helm and kustomize make of them. No cluster is needed."""
+"""deploy/chart and deploy/kustomize: the output of Helm and kustomize. No cluster is needed."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def _pod(objects: dict[tuple[str, str], Manifest]) -> Manifest:
 
 
 def _pods(objects: dict[tuple[str, str], Manifest]) -> list[Manifest]:
-    """What the pods of every workload have."""
+    """The pod templates of every workload."""
     specs = [
         one["spec"] for (kind, _), one in objects.items() if kind in ("DaemonSet", "Deployment")
     ]
@@ -65,7 +65,7 @@ def _agent(*arguments: str) -> Manifest:
 
 
 def _installed(container: Manifest) -> set[str]:
-    """What the init container installs."""
+    """The names that the init container installs."""
     command, plugins = container["args"]
     assert command == "install"
     return set(plugins.removeprefix("--plugins=").split(","))
@@ -85,14 +85,14 @@ def _kustomize(folder: Path) -> dict[tuple[str, str], Manifest]:
 
 
 def _refused(*values: str) -> str:
-    """Why Helm refuses these values."""
+    """Helm's reason to refuse these values."""
     with pytest.raises(subprocess.CalledProcessError) as refused:
         _objects(*(word for value in values for word in ("--set-json", value)))
     text: str = refused.value.stderr
     return text
 
 
-def test_helm_finds_nothing_to_complain_about() -> None:
+def test_helm_lint_is_clean() -> None:
     said = manifests.helm("lint", "--strict", str(CHART), *manifests.IMAGE)
     assert "WARNING" not in said and "ERROR" not in said
 
@@ -268,7 +268,7 @@ def test_parts_of_gpus_need_the_hosts_pids_and_the_driver_and_no_other_pool_does
     plain, parts = _pod(_objects()), _pod(_objects(*PARTS_OF_GPUS))
     assert _pod(_objects(*WHOLE_GPUS)) == plain
     assert "hostPID" not in plain and parts["hostPID"] is True
-    # Where the agent mounts what containers have: it does that on the host, and must see it.
+    # The agent mounts the containers' libraries on the host, and must see these mounts.
     (run,) = (each for each in parts["containers"][0]["volumeMounts"] if each["name"] == "run")
     assert run["mountPropagation"] == "HostToContainer"
     (install,) = parts["initContainers"]
@@ -360,7 +360,7 @@ def test_what_agents_read_at_their_start_only_replaces_them() -> None:
     assert _replaced_by("config.agent.sweep=false")
     assert not _replaced_by("config.agent.workers=8", 'config.pools=[{"name":"rdma/vf"}]')
     at_start = {"ipam", *settings.Settings.__struct_fields__} & settings.AT_START_ONLY
-    assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum is about
+    assert at_start == {"ipam", "listen", "sweep"}  # those that the chart's checksum covers
     assert set(GpuLimitSettings.__struct_fields__) == {"driver_root", "on_overuse"}
     assert _replaced_by('config.gpuLimits.onOveruse="kill"')
 
@@ -393,9 +393,9 @@ def test_the_launcher_is_whereabouts_too_where_its_objects_are_looked_at() -> No
 
 @pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])
 def test_custodian_is_the_agent_with_another_argument(values: tuple[str, ...]) -> None:
-    """So `helm install` takes it over: a patch of the lists of the one makes the other.
+    """`helm install` can take it over: a patch of one DaemonSet's lists makes the other's.
 
-    Its readiness is of its own: the former agent, which still ends, answers the other probes.
+    Its readiness probe differs: the previous agent, which still ends, answers the other probes.
     """
     agents = _objects(*values)["DaemonSet", "podfabric"]
     left = _objects(*values, *CUSTODIAN)["DaemonSet", "podfabric"]
@@ -458,7 +458,7 @@ def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> No
     assert scc["allowHostIPC"] is pod.get("hostIPC", False)
     assert scc["allowPrivilegedContainer"] is False
     kinds = {key for volume in pod["volumes"] for key in volume if key != "name"}
-    assert set(scc["volumes"]) == kinds | {"projected"}  # the token
+    assert set(scc["volumes"]) == kinds | {"projected"}  # `projected` is the token
     context = pod["containers"][0]["securityContext"]
     assert scc["allowedCapabilities"] == context["capabilities"]["add"]
     per_node = _objects(*OPENSHIFT, *PER_NODE)["SecurityContextConstraints", "podfabric"]
@@ -516,7 +516,7 @@ def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> No
         ('uninstall.custodian="maybe"', "/uninstall/custodian", "want boolean"),
     ],
 )
-def test_wrong_value_is_refused_by_its_place(value: str, place: str, said: str) -> None:
+def test_wrong_value_is_refused_with_its_path(value: str, place: str, said: str) -> None:
     text = _refused(value)
     assert place in text and said in text, text
 
@@ -529,7 +529,7 @@ def test_an_image_is_named_by_its_digest_where_there_is_one() -> None:
             assert container["image"] == f"registry.example/podfabric@{digest}"
 
 
-def test_usual_values_of_charts_do_what_they_usually_do() -> None:
+def test_customary_chart_values_work_as_usual() -> None:
     values = {
         "imagePullSecrets": [{"name": "ours"}],
         "global": {"imagePullSecrets": [{"name": "everybodys"}]},
@@ -556,12 +556,12 @@ def test_usual_values_of_charts_do_what_they_usually_do() -> None:
     assert {"name": "more", "emptyDir": {}} in _pod(objects)["volumes"]
 
 
-def test_generated_manifests_are_the_charts() -> None:
+def test_generated_manifests_match_the_chart() -> None:
     for path, text in manifests.generated().items():
         assert path.read_text() == text, f"{path} is not the chart's: run `make manifests`"
 
 
-def test_openshifts_overlay_is_the_charts_for_openshift() -> None:
+def test_openshift_overlay_matches_the_chart() -> None:
     charts = _objects(*OPENSHIFT)
     ours = _kustomize(KUSTOMIZE / "openshift")
     assert {volume["name"]: volume for volume in _pod(ours)["volumes"]} == {
@@ -570,7 +570,7 @@ def test_openshifts_overlay_is_the_charts_for_openshift() -> None:
     assert ours.keys() == charts.keys() | {("Namespace", "podfabric")}
 
 
-def test_custodians_overlay_is_the_charts_custodian() -> None:
+def test_custodian_overlay_matches_the_chart() -> None:
     charts = _objects(*CUSTODIAN)["DaemonSet", "podfabric"]["spec"]
     assert _kustomize(KUSTOMIZE / "custodian")["DaemonSet", "podfabric"]["spec"] == charts
 

@@ -1,4 +1,4 @@
-"""The controller in the chart: its rights, how it runs, its alerts. No cluster is needed."""
+"""The controller in the chart: its rights, its processes, its alerts. No cluster is needed."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ def _controllers(objects: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
     return {(kind, name) for kind, name in objects if "controller" in name}
 
 
-def test_a_cluster_whose_ranges_are_of_one_node_has_no_controller() -> None:
+def test_scope_node_has_no_controller() -> None:
     assert _controllers(_objects())
     assert not _controllers(_objects("--set", "ipam.scope=node", *ALERTS))
 
@@ -54,7 +54,9 @@ def test_the_pod_has_no_rights_on_its_node() -> None:
 @pytest.mark.parametrize(
     ("arguments", "user"), [((), 65532), (("--set", "openshift.enabled=true"), None)]
 )
-def test_its_user_is_openshifts_choice_there(arguments: tuple[str, ...], user: int | None) -> None:
+def test_openshift_chooses_the_controllers_user(
+    arguments: tuple[str, ...], user: int | None
+) -> None:
     deployment = _objects(*arguments)["Deployment", "podfabric-controller"]
     context = deployment["spec"]["template"]["spec"]["securityContext"]
     assert (context.get("runAsUser"), context.get("runAsGroup")) == (user, user)
@@ -113,7 +115,7 @@ def _rules(*arguments: str) -> list[Manifest]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def test_alerts_need_somebody_who_scrapes() -> None:
+def test_alerts_need_a_service_monitor() -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         _objects("--set", "alerts.enabled=true")
     assert "alerts.enabled needs metrics.serviceMonitor.enabled" in refused.value.stderr

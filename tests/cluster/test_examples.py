@@ -1,4 +1,5 @@
-"""Every file of the examples, applied to the API server: its pod runs, or we say why it cannot."""
+"""Every file of the examples, applied to the API server: its pod runs, or a reason is given
+here."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -60,7 +61,8 @@ OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, *OF_RDMA_VF
 
 
 def documents(name: str) -> list[dict[str, Any]]:
-    """The objects of an example, with an image that is there and a pod that ends at once."""
+    """The objects of an example, with an image that the node has and a pod that ends
+    immediately."""
     found: list[dict[str, Any]] = list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
     for each in found:
         spec = {"Pod": each, "StatefulSet": each["spec"].get("template")}.get(each["kind"])
@@ -72,7 +74,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 
 def pods_of(objects: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The names of the pods that there will be, and the networks that each names."""
+    """The names of the expected pods, and the networks that each names."""
     found: dict[str, list[str]] = {}
     for each in objects:
         name = each["metadata"]["name"]
@@ -91,14 +93,14 @@ def pods_of(objects: list[dict[str, Any]]) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def hcas(cluster: Cluster) -> Iterator[None]:
-    """The pools that the examples with HCAs name."""
+    """Configure the pools that the examples with HCAs name."""
     with configured(cluster, IPOIB, IPOIB_OFFERED):
         yield
 
 
 @pytest.fixture(scope="module")
 def vfs(cluster: Cluster) -> Iterator[None]:
-    """The pool that the examples with VFs name."""
+    """Configure the pool that the examples with VFs name."""
     with with_vfs(cluster, 2) as pf:
         selectors = {"pfNames": [pf]}
         entry = {"resourceName": "eth_vf", "resourcePrefix": "example.com", "selectors": selectors}
@@ -108,21 +110,21 @@ def vfs(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def isolated_vfs(cluster: Cluster) -> Iterator[None]:
-    """The pools that the examples of RDMA devices in exclusive mode name."""
+    """Configure the pools that the examples of RDMA devices in exclusive mode name."""
     with with_pools_of_vfs(cluster, "isolated", ISOLATED_POOLS):
         yield
 
 
 @pytest.fixture
 def infiniband_vfs(cluster: Cluster) -> Iterator[None]:
-    """The pool that the example with InfiniBand VFs names."""
+    """Configure the pool that the example with InfiniBand VFs names."""
     with with_pools_of_vfs(cluster, "infiniband", {"example.com/ib_vf": ""}):
         yield
 
 
 @pytest.fixture(scope="module")
 def examples(hcas: None, cluster: Cluster) -> Iterator[Mapping[str, Namespace]]:
-    """The examples with HCAs, applied all at once, each in a namespace of its own."""
+    """The examples with HCAs, applied all at once, each in a separate namespace."""
     with namespaces(cluster, [f"example-{name}" for name in OF_HCAS]) as made:
         found = dict(zip(OF_HCAS, made, strict=True))
         for name, namespace in found.items():
@@ -132,13 +134,13 @@ def examples(hcas: None, cluster: Cluster) -> Iterator[Mapping[str, Namespace]]:
 
 
 def apply(namespace: Namespace, name: str) -> None:
-    """Applies every object of an example."""
+    """Apply every object of an example."""
     for each in documents(name):
         namespace.cluster.apply(each, each["metadata"].get("namespace", namespace.name))
 
 
 def require_running(namespace: Namespace, name: str) -> None:
-    """The example's pods run with an interface for each network that they name."""
+    """Check that the example's pods run, with an interface for each network that they name."""
     if reason := CANNOT.get(name):
         pytest.skip(reason)
     for own, asked in pods_of(documents(name)).items():

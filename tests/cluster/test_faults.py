@@ -1,4 +1,4 @@
-"""What breaks on a node or beside it, while pods run and start: pods run on, and nothing leaks."""
+"""Faults on a node and around it while pods run and start: pods run on, and nothing leaks."""
 
 import time
 
@@ -21,7 +21,7 @@ AWAY = 120.0  # seconds
 
 @pytest.fixture
 def runs(namespace: Namespace) -> str:
-    """A pod with an HCA and an interface, from before the fault."""
+    """A pod with an HCA and an interface, started before the fault."""
     namespace.network("fabric", ipoib("10.56.0.0/16"))
     namespace.pod("before", networks="fabric", devices={HCA: 1})
     namespace.running("before")
@@ -29,7 +29,8 @@ def runs(namespace: Namespace) -> str:
 
 
 def seen(namespace: Namespace, name: str) -> tuple[set[str], str, int]:
-    """What must not change of a pod that runs: device, interface's address, restarts."""
+    """The properties of a running pod that must not change: device, interface's address,
+    restarts."""
     status = namespace.read(name).status.container_statuses[0]
     inside = namespace.run(name, "ip", "-o", "address", "show", "net1")
     return uverbs(namespace, name), inside, status.restart_count
@@ -53,7 +54,7 @@ def test_pods_run_on_and_start_after_the_kubelet_is_restarted_without_its_socket
     sockets = "/var/lib/kubelet/device-plugins/*.sock"
     cluster.node.run(f"rm -f {sockets}")
     cluster.node.start_kubelet()
-    # Wait for two sockets, the kubelet's and our pool's: the node's status is not updated yet.
+    # Wait for two sockets, the kubelet's and our pool's, because the node's status lags behind.
     number = f"ls {sockets} | wc -l"
     until(lambda: int(cluster.node.run(number)) > 1, PATIENCE, "registration", pause=0.5)
     namespace.await_commands(runs)  # the kubelet lists its pods after its start
@@ -81,14 +82,14 @@ def test_pods_start_although_the_agent_is_killed_while_they_are_attached(
     names = [f"pod-{number}" for number in range(6)]
     for name in names:
         namespace.pod(name, networks="fabric", devices={HCA: 1})
-    # The kubelet fails a pod for good whose devices it asks for while no plugin answers.
+    # The kubelet fails a pod for good if no plugin answers its Allocate.
     until(
         lambda: all(namespace.read(name).status.start_time for name in names),
         PATIENCE,
         "pods that the kubelet has admitted",
         pause=0.2,
     )
-    # One of them is in its ADD: its entry is in the journal.
+    # One pod is in its ADD: its entry is in the journal.
     entries = "ls /var/lib/podfabric/attachments | wc -l"
     until(lambda: int(cluster.node.run(entries)) > 1, PATIENCE, "entry of an ADD", pause=0.1)
     kill_agent(cluster)
@@ -120,7 +121,7 @@ def test_nothing_is_left_of_pods_that_are_force_deleted(
     names = [f"pod-{number}" for number in range(4)]
     for name in names:
         namespace.pod(name, networks="fabric", devices={HCA: 1})
-    namespace.running(names[0])  # the others are at some step of their start
+    namespace.running(names[0])  # the other pods are at some step of their start
     namespace.delete(*names, grace=0)
     await_nothing_left(cluster)
 
@@ -128,7 +129,7 @@ def test_nothing_is_left_of_pods_that_are_force_deleted(
 def test_a_pod_runs_on_without_its_hca_and_the_next_gets_one_that_is_back(
     cluster: Cluster, namespace: Namespace, runs: str
 ) -> None:
-    """Unloading the driver's module is what a hot unplug does to the kernel's objects."""
+    """Unloading the driver's module does the same to the kernel's objects as a hot unplug."""
     restarts = namespace.read(runs).status.container_statuses[0].restart_count
     with unplugged(cluster):
         until(lambda: not cluster.allocatable(HCA), PATIENCE, f"node without {HCA}", pause=0.5)
@@ -151,7 +152,7 @@ def test_nothing_is_left_of_a_pod_after_a_restart_of_the_node_and_the_next_start
 ) -> None:
     """A kubelet that starts admits its pods again, before any device plugin has registered.
 
-    It ends those with devices (UnexpectedAdmissionError), and their controllers make new ones.
+    It ends the pods with devices (UnexpectedAdmissionError), and their controllers create new ones.
     """
     cluster.node.pull_the_plug()
     cluster.node.boot()

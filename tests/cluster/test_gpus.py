@@ -1,9 +1,10 @@
 """GPUs that containers share, with the pods of two systems that podfabric replaces.
 
-The node's driver is the stand-in of tests/standin: its libraries lie where GKE has NVIDIA's, its
-files below /proc/driver are made up, and its device nodes lead to other devices. What the driver's
-kernel module would keep is in files, which pods and the agent must have: that is all that is added
-to the pods here. All else is real: the runtime, the mounts, the agent in its pod, its metrics.
+The node's driver is the stand-in of tests/standin. Its libraries are in the directory in which GKE
+has NVIDIA's, its files below /proc/driver are simulated, and its device nodes lead to other
+devices. Files replace the state of the driver's kernel module. Pods and the agent mount these
+files, which is the only addition to the pods here. All else is real: the runtime, the mounts, the
+agent in its pod, its metrics.
 """
 
 import json
@@ -48,7 +49,7 @@ SHARED = "deepomatic.com/shared-gpu"
 MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
 VF = "rdma/vf"
 DRIVER, IN_CONTAINER = "/home/kubernetes/bin/nvidia", "/usr/local/nvidia"
-# FAR and NEAR are given in parts, WHOLE to several containers as they come.
+# FAR and NEAR are given in parts, WHOLE to several containers in the order of their requests.
 FAR, NEAR, WHOLE = range(3)
 # Devices that any container may open: null, zero, full; random, urandom.
 NODES = {
@@ -59,11 +60,11 @@ NODES = {
     "nvidia-uvm": "1 9",
 }
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
-RESERVE = 400 * MIB  # which a context is charged with until it is measured
-CONTEXT = 100 * MIB  # what it occupies
+RESERVE = 400 * MIB  # the charge for a context until its size is measured
+CONTEXT = 100 * MIB  # the actual size of a context
 CLOSE = 0.1  # of the GPU's time
-# The percents that pods ask for in this order, and the GPU that each gets. The second and the third
-# pod of a round have the slots of those of the round before, on the other GPU.
+# The percents that pods request in this order, and the GPU that each gets. The second and the third
+# pod of a round reuse the slots of the previous round, on the other GPU.
 ROUNDS = (
     ((80, FAR), (50, NEAR), (20, FAR)),
     ((20, FAR), (80, FAR), (50, NEAR)),
@@ -87,7 +88,7 @@ spec:
       command: ["python", "/examples/tensorflow2_mnist.py"]
   restartPolicy: OnFailure
 """
-# What the README of shared-gpu asks of pods: the resource, and two tolerations.
+# The README of shared-gpu requires these of pods: the resource, and two tolerations.
 OF_DEEPOMATIC = f"""
 apiVersion: v1
 kind: Pod
@@ -116,7 +117,7 @@ def _cards(addresses: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def _load(cluster: Cluster, cards: Sequence[Gpu]) -> None:
-    """Installs the driver and its GPUs on the node."""
+    """Install the driver and its GPUs on the node."""
     node = cluster.node
     behaviour = Behaviour(nodes="/dev")
     node.write(OF_MACHINE / "gpus.json", described(OF_MACHINE, tuple(cards), behaviour).decode())
@@ -155,7 +156,7 @@ def _loaded(cluster: Cluster, cards: Sequence[Gpu]) -> Iterator[None]:
 
 @contextmanager
 def _hca_on_a_card(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """An HCA on a VF in place of the node's own ones; the addresses of that VF and of another."""
+    """An HCA on a VF in place of the node's own; the addresses of that VF and of another one."""
     with with_vfs(cluster, 2) as pf, unplugged(cluster):
         links = f"/sys/class/net/{pf}/device/virtfn"
         beside = f"for n in 0 1; do basename $(readlink {links}$n); done"
@@ -169,7 +170,7 @@ def _hca_on_a_card(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def cards(cluster: Cluster) -> Iterator[tuple[Gpu, ...]]:
-    """Three GPUs and an HCA: one GPU is on the HCA's card, the others are not."""
+    """Three GPUs and an HCA. One GPU is on the HCA's card; the other two are not."""
     with _hca_on_a_card(cluster) as (hca, beside):
         made = _cards(("0000:00:00.0", beside, "0000:00:01.0"))
         shared = {"mode": "replicas", "name": SHARED, "replicas": 100}
@@ -189,12 +190,12 @@ def cards(cluster: Cluster) -> Iterator[tuple[Gpu, ...]]:
                 await_nothing_left(cluster, allocations=True)
             finally:
                 upgrade(cluster, {})
-    kill_agent(cluster)  # the next one sees the node's /proc/driver again
+    kill_agent(cluster)  # the next agent sees the node's own /proc/driver again
     await_agent(cluster)
 
 
 def _with_driver(pod: Document) -> Document:
-    """The pod, with the files in which the stand-in keeps what a kernel module would."""
+    """The pod, with the files that replace the state of the driver's kernel module."""
     spec = pod["spec"]
     spec["volumes"] = [{"name": "kernel", "hostPath": {"path": str(OF_MACHINE)}}]
     for container in spec["containers"]:
@@ -240,7 +241,7 @@ def _gpu_nodes(namespace: Namespace, name: str) -> list[str]:
 
 
 def _metrics(cluster: Cluster, pod: str) -> dict[str, float]:
-    """What the agent tells of a pod on its GPU, by the metric's name."""
+    """The agent's metrics of a pod on its GPU, by the metric's name."""
     text = cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/metrics")
     return {
         sample.name.removeprefix("podfabric_gpu_"): sample.value
@@ -251,12 +252,12 @@ def _metrics(cluster: Cluster, pod: str) -> dict[str, float]:
 
 
 def _accounts(cluster: Cluster) -> Accounts:
-    """What the driver itself knows."""
+    """The driver's own accounts."""
     command = f"cd {layout.CHECKOUT} && {layout.PYTHON} -m tests.standin.accounts"
     return msgspec.json.decode(cluster.node.run(command), type=Accounts)
 
 
-def test_alnairs_pod_has_its_2_gib_and_the_agent_tells_of_it(
+def test_alnairs_pod_has_its_2_gib_and_the_agent_reports_it(
     cluster: Cluster, cards: tuple[Gpu, ...], namespace: Namespace
 ) -> None:
     namespace.apply(_with_driver(yaml.safe_load(OF_ALNAIR)))
@@ -277,7 +278,7 @@ def test_alnairs_pod_has_its_2_gib_and_the_agent_tells_of_it(
     until(has_measured, PATIENCE, "measured context", pause=1)
     assert told["memory_limit_bytes"] == 2 * GIB
     assert told["memory_device_bytes"] == said["allocated"] + CONTEXT
-    # The context counts as it was charged until the program allocates again.
+    # The context counts with its charge until the program allocates again.
     assert said["allocated"] + CONTEXT <= told["memory_used_bytes"] <= 2 * GIB
     assert told["memory_denied_total"] == 1
     assert told["memory_overuse_bytes"] == 0
@@ -326,7 +327,7 @@ def test_two_pods_hold_their_shares_of_a_gpus_time(
 
 
 def _parts(cluster: Cluster, window: int) -> list[float]:
-    """The parts of the GPU's time that processes had, over at least `window` ns of it, sorted."""
+    """The processes' parts of the GPU's time over a window of at least `window` ns, sorted."""
     first = last = _accounts(cluster)
 
     def passed() -> int:
@@ -351,7 +352,7 @@ def test_container_with_a_vf_has_the_gpu_that_is_nearest_to_it(
 ) -> None:
     namespace.apply(_trainer("alone", memory=1, compute=10))
     namespace.running("alone")
-    assert f"nvidia{FAR}" in _gpu_nodes(namespace, "alone")  # of equals, the first
+    assert f"nvidia{FAR}" in _gpu_nodes(namespace, "alone")  # among equals, the first
     namespace.apply(_trainer("pair", memory=1, compute=10, vf=1))
     namespace.running("pair")
     assert f"nvidia{NEAR}" in _gpu_nodes(namespace, "pair")
@@ -364,7 +365,7 @@ def test_container_with_a_vf_has_the_gpu_that_is_nearest_to_it(
 def test_container_has_the_gpu_that_was_chosen_at_its_start(
     cluster: Cluster, cards: tuple[Gpu, ...], namespace: Namespace
 ) -> None:
-    """The runtime reads what PreStartContainer wrote."""
+    """The runtime reads the files that PreStartContainer wrote."""
     slots: list[str] = []
     for number, pods in enumerate(ROUNDS):
         names = [f"trainer-{number}-{percent}" for percent, _ in pods]

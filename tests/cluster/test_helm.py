@@ -20,7 +20,7 @@ from tools.manifests import CHART, CHECKOUT, KUSTOMIZE
 
 NAMESPACE = "podfabric"
 MADE_BY_KUBERNETES = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
-FOREIGN = {"ServiceMonitor", "SecurityContextConstraints"}  # their projects' kinds
+FOREIGN = {"ServiceMonitor", "SecurityContextConstraints"}  # kinds of other projects
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Client:
         return self._run(str(self.kubectl_program), *words, stdin=stdin)
 
     def objects(self) -> set[str]:
-        """Everything in podfabric's namespace that the chart may have, as kind/name."""
+        """Every object in podfabric's namespace that the chart may create, as kind/name."""
         kinds = "daemonsets,deployments,configmaps,serviceaccounts,services,networkpolicies"
         kinds = f"{kinds},roles,secrets"
         listed = json.loads(self.kubectl("get", kinds, "-n", NAMESPACE, "-o", "json"))["items"]
@@ -48,7 +48,7 @@ class Client:
         return {name for name in names - MADE_BY_KUBERNETES if "/sh.helm.release" not in name}
 
     def daemons(self) -> dict[str, Any]:
-        """What the agent's, or the custodian's, DaemonSet asks for."""
+        """The spec of the agent's or the custodian's DaemonSet."""
         text = self.kubectl("get", "daemonset", "podfabric", "-n", NAMESPACE, "-o", "json")
         spec: dict[str, Any] = json.loads(text)["spec"]
         return spec
@@ -116,7 +116,7 @@ def test_api_server_accepts_every_field(empty: Client, values: tuple[str, ...]) 
     rendered = yaml.safe_load_all(manifests.template(*values))
     ours = [one for one in rendered if one and one["kind"] not in FOREIGN]
     assert "post-delete" in str(ours)
-    for one in ours:  # one by one: the custodian has the agent's name
+    for one in ours:  # one by one, because the custodian has the agent's name
         text = yaml.safe_dump(one)
         apply = ("apply", "--dry-run=server", "--validate=strict", "-f", "-")
         assert "server dry run" in empty.kubectl(*apply, stdin=text)

@@ -1,4 +1,4 @@
-"""The image: what is in it, and that it runs as the chart's pod runs it. No cluster is needed."""
+"""The image: its contents, and that it runs in the chart's pod. No cluster is needed."""
 
 import json
 import os
@@ -157,18 +157,18 @@ def test_bill_of_materials_lists_what_is_there(rootfs: Path) -> None:
     locked = re.findall(
         r"^([\w.-]+)==(\S+)", (CHECKOUT / "requirements.lock").read_text(), re.MULTILINE
     )
-    # Of the API server's client, what only its half for asyncio needs is left out.
+    # Of the API server's client, the packages that only asyncio needs are left out.
     wanted = {(name, version) for name, version in locked if name not in ONLY_FOR_ASYNCIO}
     assert listed == wanted
     metadata = rootfs.glob("opt/podfabric/lib/python3*/site-packages/*.dist-info")
-    assert len(list(metadata)) == len(listed) + 1  # and podfabric
+    assert len(list(metadata)) == len(listed) + 1  # plus podfabric
     debian = {one["name"] for one in bill["components"] if "pkg:deb" in one["purl"]}
     documented = {path.name for path in (rootfs / "usr/share/doc").iterdir()}
     assert debian == documented  # with its license, or a link to another package's
 
 
 def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:
-    built()  # the stages before it, and the base
+    built()  # the earlier stages and the base
     for name in ("deploy", "tools", "cni", "gpu"):
         shutil.copytree(CHECKOUT / name, tmp_path / name)
     lock = (CHECKOUT / "requirements.lock").read_text()
@@ -200,7 +200,7 @@ def test_commands_run_without_rights_on_a_read_only_root(rootfs: Path, tmp_path:
 
 
 def test_the_client_of_the_api_server_is_whole(rootfs: Path) -> None:
-    """Without the models and calls that the image leaves out."""
+    """The image leaves out models and calls; the rest must work without them."""
     code = "from kube.transport import KubernetesApi; KubernetesApi()"
     done = subprocess.run(
         ["chroot", rootfs, "/opt/podfabric/bin/python3", "-c", code],
@@ -241,7 +241,7 @@ def test_init_container_installs_the_libraries_for_parts_of_gpus(
 
 
 def _answers(probe: dict[str, Any], running: RunningContainer) -> bool:
-    """What the kubelet asks of a pod in the host's network."""
+    """The kubelet's probe of a pod in the host's network."""
     assert running.process.poll() is None, "the agent's container has ended"
     connection = HTTPConnection(probe["host"], probe["port"], timeout=10)
     try:
@@ -261,8 +261,8 @@ def _free_port() -> int:
 
 
 def test_charts_agent_serves_launchers_from_its_container(rootfs: Path, tmp_path: Path) -> None:
-    """With the capabilities, mounts and read-only root of the chart, and nothing else."""
-    # There is no API server to ask for policies.
+    """With only the capabilities, mounts and read-only root of the chart."""
+    # There is no API server to read policies from.
     listen = f"config.agent.listen=127.0.0.1:{_free_port()}"
     values = f"ipam.scope=node,policy.enabled=false,{listen}"
     pod, config_map = _pod("--set", values)
@@ -295,7 +295,7 @@ def test_charts_agent_serves_launchers_from_its_container(rootfs: Path, tmp_path
 def test_next_agents_container_stands_by_and_serves_when_this_one_ends(
     rootfs: Path, tmp_path: Path
 ) -> None:
-    """What Kubernetes does in an update with `maxSurge: 1`, by the chart's probes.
+    """Kubernetes' steps in an update with `maxSurge: 1`, by the chart's probes.
 
     There is no API server: an agent serves without it.
     """

@@ -1,4 +1,4 @@
-"""The projects that podfabric replaces run, and their pods; then docs/move/index.md is followed.
+"""The projects that podfabric replaces run, with pods; then the test follows docs/move/index.md.
 
 The section "Move all nodes at once" of that page has the commands and the values.
 """
@@ -63,7 +63,7 @@ class Page:
 
 
 def page(parent: str, pf: str) -> Page:
-    """Its values with the interfaces of this node, and the image that the node has."""
+    """The page's values with this node's interfaces, and the image that the node has."""
     section = PAGE.read_text().partition("## Move all nodes at once")[2].partition("\n## ")[0]
     values, move, look = BLOCK.findall(section)
     written = yaml.safe_load(values)
@@ -76,13 +76,13 @@ def page(parent: str, pf: str) -> Page:
 
 @dataclass
 class Administrator:
-    """Who follows the page, in a directory with the chart and move.yaml."""
+    """A reader who follows the page, in a directory with the chart and move.yaml."""
 
     cluster: Cluster
     directory: Path
 
     def run(self, command: str) -> str:
-        """A command that must succeed."""
+        """Run a command that must succeed."""
         done = subprocess.run(
             ["/bin/sh", "-c", command],
             cwd=self.directory,
@@ -101,7 +101,7 @@ class Administrator:
 
 @pytest.fixture
 def administrator(cluster: Cluster, tmp_path: Path) -> Administrator:
-    """With kubectl and helm."""
+    """An administrator with kubectl and helm."""
     (tmp_path / "deploy").symlink_to(layout.CHECKOUT / "deploy")
     (tmp_path / "bin").mkdir()
     kubectl = cluster.node.programs["kubernetes"] / "kubectl"
@@ -114,7 +114,7 @@ def administrator(cluster: Cluster, tmp_path: Path) -> Administrator:
 
 @pytest.fixture
 def former(cluster: Cluster) -> Iterator[Page]:
-    """A node without podfabric, on which the other plugins run. Afterwards as before."""
+    """A node without podfabric, on which the other plugins run. Restored afterwards."""
     uninstall(cluster)
     with with_vfs(cluster, VFS, "beside") as names:
         followed = page(*names.split())
@@ -171,7 +171,7 @@ def written(cluster: Cluster) -> list[str]:
 
 
 def held(cluster: Cluster) -> list[str]:
-    """The addresses that the controller knows as those of pods of whereabouts."""
+    """The addresses that the controller attributes to pods of whereabouts."""
     resource = cluster.objects.resources.get(
         api_version="ipam.podfabric.io/v1alpha1", kind="AddressPool"
     )
@@ -180,13 +180,13 @@ def held(cluster: Cluster) -> list[str]:
 
 
 def make(namespace: Namespace, network: str, *names: str) -> None:
-    """Pods on a network, each with a device of its resource."""
+    """Create pods on a network, each with a device of its resource."""
     for name in names:
         namespace.pod(name, networks=network, devices={RESOURCES[network]: 1})
 
 
 def lives(namespace: Namespace) -> dict[str, tuple[str, int, str]]:
-    """Of each pod: which it is, how often its container was started, and its address."""
+    """Each pod's UID, restart count and address."""
     return {
         pod.metadata.name: (
             pod.metadata.uid,

@@ -95,7 +95,7 @@ def test_an_init_container_and_a_restarted_container_have_the_pods_device_and_in
     assert before[0] < set(message.split())
     assert namespace.run("worker", "cat", "/sys/class/net/net1/address").strip() in message
 
-    # Later, as the end of process 1 kills the command, too.
+    # Later, because the end of process 1 kills the command too.
     namespace.run("worker", "/bin/sh", "-c", "(sleep 1; kill 1) > /dev/null 2>&1 &")
     until(
         lambda: namespace.read("worker").status.container_statuses[0].restart_count == 1,
@@ -131,7 +131,7 @@ def deployment(namespace: Namespace) -> Iterator[str]:
 
 
 def scale(namespace: Namespace, deployment: str, replicas: int) -> None:
-    """Asks for that many pods of a deployment, and waits until there are just these."""
+    """Scale a deployment, and wait until exactly that many pods exist."""
     resource = namespace.cluster.objects.resources.get(api_version="apps/v1", kind="Deployment")
     resource.patch(
         name=deployment,

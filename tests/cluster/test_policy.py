@@ -1,4 +1,4 @@
-"""Two tenants with rules of their own: what one tries of the other's is refused, and says why."""
+"""Two tenants with their own rules: access to the other's devices is refused, with the reason."""
 
 import json
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ Tenants = tuple[Namespace, Namespace]
 
 
 def rule(tenant: Namespace, number: int, **changes: object) -> Document:
-    """All that a tenant may use: its own partition, VF, GUIDs and addresses."""
+    """All devices that a tenant may use: its own partition, VF, GUIDs and addresses."""
     guids = f"{GUIDS[number]}:00-{GUIDS[number]}:ff"
     return {
         "name": tenant.name[-1],
@@ -53,7 +53,7 @@ def rule(tenant: Namespace, number: int, **changes: object) -> Document:
 
 
 def put(cluster: Cluster, *rules: Document) -> None:
-    """Make the policy, or change it to have these rules."""
+    """Create the policy, or change it to have these rules."""
     cluster.apply(
         {
             "apiVersion": "fabric.podfabric.io/v1alpha1",
@@ -66,7 +66,7 @@ def put(cluster: Cluster, *rules: Document) -> None:
 
 @contextmanager
 def policy(cluster: Cluster, *rules: Document) -> Iterator[None]:
-    """A policy for the block, which is in force on the node."""
+    """A policy for the block, which the node has applied."""
     put(cluster, *rules)
     await_in_force(cluster, *rules)
     try:
@@ -80,7 +80,7 @@ def policy(cluster: Cluster, *rules: Document) -> Iterator[None]:
 
 
 def await_in_force(cluster: Cluster, *rules: Document) -> None:
-    """Wait until the agent has written that it goes by just these rules."""
+    """Wait until the agent has recorded that it uses exactly these rules."""
 
     def written() -> list[Document]:
         path = "/var/lib/podfabric/cluster_policies.json"
@@ -91,7 +91,7 @@ def await_in_force(cluster: Cluster, *rules: Document) -> None:
 
 
 def refused(tenant: Namespace, pod: str, *words: str) -> None:
-    """Wait until an event of the pod says that the policy denies it, with these words."""
+    """Wait until an event of the pod reports a denial by the policy, with these words."""
 
     def told() -> bool:
         events = [each for each in tenant.events(pod) if each.startswith(DENIED)]
@@ -105,7 +105,7 @@ def refused(tenant: Namespace, pod: str, *words: str) -> None:
 
 @pytest.fixture
 def tenants(cluster: Cluster) -> Iterator[Tenants]:
-    """Two tenants, each with rules of its own."""
+    """Two tenants, each with its own rules."""
     with (
         namespaces(cluster, ["tenant-a", "tenant-b"]) as (one, other),
         policy(cluster, rule(one, 0), rule(other, 1)),
@@ -124,7 +124,7 @@ def test_tenants_reach_their_own_pods_and_not_the_partition_or_the_addresses_of_
             tenant.pod(name, networks="own", devices={HCA: 1})
     one.network("partition", ipoib(SUBNETS[0], pkey=PKEYS[1]))
     one.network("range", ipoib(SUBNETS[1], pkey=PKEYS[0]))
-    one.network("silent", ipoib(SUBNETS[0]))  # on the parent's partition, which is nobody's
+    one.network("silent", ipoib(SUBNETS[0]))  # on the parent's partition, which no tenant owns
     for name in ("partition", "range", "silent"):
         one.pod(name, networks=name, devices={HCA: 1})
     for tenant in tenants:
@@ -140,7 +140,7 @@ def test_tenants_reach_their_own_pods_and_not_the_partition_or_the_addresses_of_
     other.delete("first", "second")
 
 
-def test_tenants_of_the_example_with_a_partition_each_run_and_do_not_hear_each_other(
+def test_tenants_of_the_example_with_a_partition_each_run_and_are_isolated(
     cluster: Cluster,
 ) -> None:
     objects = list(yaml.safe_load_all(EXAMPLE.read_text()))

@@ -1,6 +1,6 @@
-"""README's "Use it", as a new user does it: every command, as it is written there.
+"""README's "Use it", as a new user follows it: every command, unchanged.
 
-The last run leaves what the commands printed in build/vm/use-it.txt.
+The last run leaves the output of the commands in build/vm/use-it.txt.
 """
 
 import os
@@ -18,7 +18,7 @@ from tools.use_it import PAGE, PRINTED, commands, outputs, page, without_chance
 
 POD = "hca-worker-0"
 IMAGE = "image.repository=podfabric,image.pullPolicy=Never"
-REGISTRY = "registry.example/"  # of README: the node has the image already
+REGISTRY = "registry.example/"  # in README; the node has the image already
 
 
 @pytest.fixture
@@ -37,27 +37,27 @@ def shell(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
     }
     for name, program in programs.items():
         (tmp_path / name).symlink_to(program)
-    # The kubelet writes down late that ids of other tests' pods are free: a new agent shows them.
+    # The kubelet records late that ids of other tests' pods are free: a new agent shows them.
     await_nothing_left(cluster, allocations=True)
     uninstall(cluster)
     kubeconfig = str(cluster.plane.kubeconfig("admin"))
     yield {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "KUBECONFIG": kubeconfig}
     cluster.core.delete_namespaced_pod(POD, "default", grace_period_seconds=0)
     await_nothing_left(cluster)
-    # As the other tests have it: the same release, with their values.
+    # The other tests' installation: the same release, with their values.
     helm(cluster, "upgrade", "podfabric", "deploy/chart", "--set", IMAGE)
     await_agent(cluster)
 
 
 def _words(text: str) -> list[str]:
-    """The words of an output, without the numbers, in which runs on a cluster differ."""
+    """The words of an output, without the numbers, which differ between runs on a cluster."""
     return re.sub(r"\d+", "N", without_chance(text)).split()
 
 
-def test_use_it_works_as_it_is_written(shell: dict[str, str]) -> None:
+def test_commands_of_use_it_work(shell: dict[str, str]) -> None:
     printed = {}
     for command in commands():
-        # Only the time that kubectl waits is ours: this node is an emulated one.
+        # Only the time that kubectl waits is changed: this node is emulated.
         patient = command.replace("kubectl wait", f"kubectl wait --timeout={PATIENCE:.0f}s")
         patient = patient.replace(REGISTRY, "")
         done = subprocess.run(

@@ -35,13 +35,13 @@ def fabric(namespace: Namespace) -> Namespace:
 
 
 def start(namespace: Namespace, *names: str) -> None:
-    """Make pods with an HCA and an interface."""
+    """Create pods with an HCA and an interface."""
     for name in names:
         namespace.pod(name, networks="fabric", devices={HCA: 1})
 
 
 def sandbox_failures(namespace: Namespace) -> list[str]:
-    """The failures to make a pod's sandbox, which attaches its interfaces."""
+    """The failures to create a pod's sandbox, which attaches its interfaces."""
     events = namespace.cluster.core.list_namespaced_event(namespace.name).items
     return [event.message for event in events if event.reason == "FailedCreatePodSandBox"]
 
@@ -62,7 +62,8 @@ def test_pods_start_although_the_agents_pod_is_deleted_meanwhile(fabric: Namespa
 
 
 def churn(namespace: Namespace, is_over: Callable[[], bool]) -> tuple[int, int]:
-    """Start and delete pods until then; how many started, and how many the kubelet refused."""
+    """Start and delete pods until `is_over`; returns how many started and how many the kubelet
+    refused."""
     started = refused = 0
 
     def is_settled(name: str) -> bool:

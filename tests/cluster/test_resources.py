@@ -1,4 +1,4 @@
-"""Pools beside the default one: VFs with Multus' deviceID, rails by resourceName, CDI."""
+"""Further pools: VFs with Multus' deviceID, rails by resourceName, CDI."""
 
 from collections.abc import Iterator
 

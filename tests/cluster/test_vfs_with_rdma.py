@@ -1,4 +1,4 @@
-"""VFs with RDMA devices: HCAs that only a pod sees."""
+"""VFs with RDMA devices: HCAs that only their pod sees."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ IPAM = {"type": "podfabric-ipam", "range": "10.21.0.0/16"}
 
 
 def rdma_in(namespace: Namespace, name: str) -> set[str]:
-    """The RDMA devices that a pod sees: in shared mode, all."""
+    """The RDMA devices that a pod sees; all of them in shared mode."""
     return set(namespace.run(name, "ls", "/sys/class/infiniband").split())
 
 

@@ -1,12 +1,12 @@
-"""In the node: `python -m tests.cluster.vfs NUMBER [RDMA]` gives a PF VFs, and prints it.
+"""In the node: `python -m tests.cluster.vfs NUMBER [RDMA]` creates VFs of a PF, and prints it.
 
-`python -m tests.cluster.vfs state` prints all that an attachment must restore, as JSON.
+`python -m tests.cluster.vfs state` prints all state that an attachment must restore, as JSON.
 
-The VFs have addresses, as an administrator would give them. RDMA is what is on each VF:
-"isolated" for an HCA of its own, with the RDMA subsystem in exclusive mode
-and no other HCA, "infiniband" for InfiniBand VFs of another PF in that mode, beside the node's
-HCAs. "beside" is nothing on the VFs: the other PF becomes an InfiniBand HCA without VFs, whose
-interface is printed, too. The number 0 removes all of that.
+The VFs have addresses, as an administrator would give them. RDMA selects the RDMA device on each
+VF. "isolated" is a separate HCA, with the RDMA subsystem in exclusive mode and no other HCA.
+"infiniband" is InfiniBand VFs of another PF in that mode, next to the node's HCAs. "beside" puts
+nothing on the VFs: the other PF becomes an InfiniBand HCA without VFs, whose interface is printed
+too. The number 0 removes all of that.
 """
 
 import json
@@ -28,7 +28,7 @@ MODULES = (
 
 
 def main(number: int, kind: str = "") -> None:
-    """Make them, or remove all for 0."""
+    """Create VFs, or remove all of them for 0."""
     first = cards()[0]
     if not number:
         _remove_rdma()
@@ -63,7 +63,7 @@ def _remove_rdma() -> None:
 
 
 def _plug_in() -> None:
-    """The node's own HCAs, as at its start."""
+    """Plug in the node's own HCAs, as at its start."""
     run("/sbin/modprobe", "ibloop")
     for parent in PARENTS:
         run(IP, "link", "set", parent, "up")
@@ -72,8 +72,8 @@ def _plug_in() -> None:
 def _load_in_mode(mode: str) -> None:
     """Load the subsystem again, without an HCA, as after a restart of the node.
 
-    The kernel refuses to change the mode of a loaded one while there are other namespaces. The
-    agent has a netlink socket of it now and then, which keeps it loaded.
+    The kernel refuses to change the mode of a loaded subsystem while there are other namespaces.
+    The agent sometimes has a netlink socket of it, which keeps it loaded.
     """
     until(_is_unloaded, PATIENCE, "end of the RDMA subsystem", pause=0.2)
     run("/sbin/modprobe", "ib_core", f"netns_mode={int(mode == 'shared')}")

@@ -24,10 +24,10 @@ collect_ignore = [
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the virtual machine most rows run through an agent only.
+    """In the virtual machine, run most rows through an agent only.
 
     An interpreter takes 3 to 5 seconds to start there. The rows marked `as_process` show that a
-    process does the same, and on the host all rows of the other executables run both ways.
+    process does the same. On the host, all rows of the other executables run both ways.
     """
     if not IN_VM:
         return
@@ -43,13 +43,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", params=[False, True], ids=["process", "agent"])
 def through_agent(request: pytest.FixtureRequest) -> bool:
-    """Whether the executables are launchers of an agent's work. Every test runs both ways."""
+    """Whether the executables are launchers for an agent. Every test runs both ways."""
     return bool(request.param)
 
 
 @pytest.fixture(scope="session")
 def executables(through_agent: bool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
-    """CNI_PATH: our executables (made if they are missing) and the test doubles.
+    """CNI_PATH: our executables (built if they are missing) and the test doubles.
 
     With an agent all of them are launchers.
     """
@@ -74,7 +74,8 @@ def surroundings(
         return
     root = tmp_path_factory.mktemp("agent")
     (root / "etc").mkdir()
-    # A sweep would take what other nodes' tests have on this host, whose journals it does not see.
+    # A sweep would remove other nodes' interfaces on this host, because it does not see their
+    # journals.
     (root / "etc/config.yaml").write_text('agent: {listen: "", sweep: false}\n')
     service = Service(root)
     service.keep_alive()
@@ -110,7 +111,8 @@ def netns() -> Iterator[Path]:
 
 @pytest.fixture
 def no_strays(netns: Path) -> Iterator[None]:
-    """Remove what a failed test leaves: its interfaces return to the host with the namespace."""
+    """Remove the leftovers of a failed test: its interfaces return to the host with the
+    namespace."""
     yield
     if (netns.exists() and len(fabric.links(netns)) > 1) or fabric.strays():
         ip("netns", "delete", netns.name)

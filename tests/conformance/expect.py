@@ -15,8 +15,9 @@ class Expected(Protocol):
 class Err:
     """Exit code 1 and exactly one error document.
 
-    With `message` alone the document holds just that, with `details` both; `contains` is a part
-    of the message. Every error document of ours says the protocol's version. (M1)
+    With `message` only, the document has exactly that message; with `details`, exactly both.
+    `contains` is a part of the message. Every error document of ours has the protocol's version.
+    (M1)
     """
 
     code: int | tuple[int, ...]
@@ -52,7 +53,7 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Added:
-    """An ADD's result, in the version of the request."""
+    """The result of an ADD, in the version of the request."""
 
     version: str = "1.0.0"
 

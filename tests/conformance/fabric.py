@@ -1,4 +1,4 @@
-"""What the rows about `ipoib` share: its configuration, and what the kernel shows."""
+"""Helpers for the rows about `ipoib`: its configuration, and reads of the kernel's state."""
 
 import json
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ _CARRIER = {"LOWER_UP", "NO-CARRIER"}
 
 
 def host_state() -> dict[str, tuple[object, ...]]:
-    """What an attachment must not change on the host: names, aliases, state, MTU.
+    """The host's properties that an attachment must not change: names, aliases, state, MTU.
 
     Carriers are left out: those of an earlier test's devices may appear at any time.
     """
@@ -63,7 +63,7 @@ def strays() -> list[str]:
 
 @contextmanager
 def unchanged_host() -> Iterator[None]:
-    """After the block the host's links are soon as they were before it. (N4, N7)"""
+    """After the block, the host's links soon equal those before it. (N4, N7)"""
     before = host_state()
     yield
     wait_until(lambda: host_state() == before, PATIENCE)

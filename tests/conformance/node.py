@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
 class Node:
     """State and run directories are below `root`, executables in `path`.
 
-    IPAM plugins of others are in `delegates`; `policy` of config.yaml may allow them.
+    Other projects' IPAM plugins are in `delegates`; `policy` of config.yaml may allow them.
     """
 
     root: Path
@@ -74,9 +74,9 @@ class Node:
         (etc / "config.yaml").write_text(json.dumps({"policy": policy}))
 
     def environ(self, **changes: str | None) -> dict[str, str]:
-        """The environment E0 of the tables, with changes; None unsets a variable.
+        """The environment E0 of the tables, with changes; `None` unsets a variable.
 
-        Each container belongs to another pod: a pod that returns may get its old address.
+        Each container belongs to a different pod, because a returning pod may get its old address.
         """
         pod = f"p-{changes.get('CNI_CONTAINERID', 'c1')}"
         environ: dict[str, str | None] = {
@@ -132,7 +132,7 @@ class Node:
         config: Config | None = None,
         **options: Unpack[Options],
     ) -> Outcome:
-        """One call with a complete environment, until it ends; `options` as for `start`."""
+        """Make one call with a complete environment, until it ends; `options` as for `start`."""
         with self.start(subject, environ, **options) as process:
             try:
                 content = encoded(subject.config() if config is None else config)
@@ -150,7 +150,7 @@ class Node:
         config: Config | None = None,
         **environ: str | None,
     ) -> Outcome:
-        """One verb; `environ` are changes to E0."""
+        """Call one verb; `environ` has changes to E0."""
         return self.run(subject, self.environ(CNI_COMMAND=command, **environ), config)
 
     def untouched(self) -> bool:
@@ -158,7 +158,7 @@ class Node:
         return not any(path.is_file() for path in self.root.glob("state/**/*"))
 
     def processes(self) -> list[int]:
-        """The processes of this node that still run."""
+        """The running processes of this node."""
         pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Names the table rows of a test in its id: `test_environment[A6-podfabric-ipam]`."""
+"""Writes a test's row of the tables into its id: `test_environment[A6-podfabric-ipam]`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +32,9 @@ def variants(name: str, row_of: str, values: Iterable[Any]) -> pytest.MarkDecora
 
 @dataclass(frozen=True)
 class Case:
-    """A row of a table: changes to E0 and S0, and the answer to expect.
+    """A row of a table: changes to E0 and S0, and the expected answer.
 
-    `config` are changes to the subject's S0, `raw` is standard input as it is.
+    `config` has changes to the subject's S0, `raw` is the complete standard input.
     """
 
     row: str

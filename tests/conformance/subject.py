@@ -1,4 +1,4 @@
-"""The executables under test: the smallest configuration of each, and what it can do."""
+"""The executables under test: the smallest configuration of each, and its abilities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from typing import Any
 ALL_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 RANGE = "10.9.0.0/24"
-FIRST = "10.9.0.1/24"  # what an ADD answers while the range is empty
+FIRST = "10.9.0.1/24"  # the answer of an ADD while the range is empty
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One executable. `adds`: its ADD succeeds on any machine, also without an HCA."""
+    """One executable. `adds`: its ADD succeeds on any machine, even without an HCA."""
 
     name: str
     about: str
@@ -23,7 +23,7 @@ class Subject:
         return self.name
 
     def config(self, **changes: object) -> dict[str, Any]:
-        """The minimal configuration, S0 of the tables, with changes; None removes a key."""
+        """The minimal configuration, S0 of the tables, with changes; `None` removes a key."""
         least = {"cniVersion": "1.0.0", "name": "n1", "type": self.name}
         config: dict[str, Any] = {**least, **self.keys, **changes}
         return {key: value for key, value in config.items() if value is not None}

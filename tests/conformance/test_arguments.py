@@ -1,4 +1,4 @@
-"""Table L: CNI_ARGS, to the plugins that read them."""
+"""Table L: CNI_ARGS for the plugins that read them."""
 
 from tests.conformance.expect import ADDED, Err, Expected, NotCode
 from tests.conformance.node import Node
@@ -65,7 +65,7 @@ def test_keys_are_case_sensitive(node: Node, subject: Subject) -> None:
 
 @row("L8", by=[IPOIB])
 def test_hardware_address_cannot_be_asked_for(node: Node, subject: Subject) -> None:
-    """Deliberate: the kernel makes it from the port's GUID and the queue pair's number."""
+    """Deliberate: the kernel derives it from the port's GUID and the queue pair's number."""
     outcome = node.call(subject, CNI_ARGS="IgnoreUnknown=1;MAC=c2:11:22:33:44:55")
     Err(4, contains="MAC").met_by(outcome)
 

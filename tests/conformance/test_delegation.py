@@ -1,4 +1,4 @@
-"""Table K: how IPAM plugins are called, shown by `noop`, which does nothing else."""
+"""Table K: the calls of IPAM plugins, made by `noop`, which does nothing else."""
 
 import shutil
 import threading
@@ -14,7 +14,7 @@ from tests.conformance.rows import row, variants
 from tests.conformance.subject import ALL_VERSIONS, NOOP, Subject
 from tests.waiting import until
 
-BRIEF = "5"  # seconds: a delegate that answers at all does so within them on a busy machine
+BRIEF = "5"  # seconds; on a busy machine, a working delegate answers within them
 
 
 def configured(delegate: Delegate, **changes: object) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_standard_error_of_the_delegate_is_on_ours(
 def test_start_is_tried_again_while_the_delegate_is_being_written(
     node: Node, subject: Subject
 ) -> None:
-    """With a program: of a script, the kernel would not find the file busy but its interpreter."""
+    """The delegate is a program: for a script, the kernel would find the interpreter busy."""
     program = node.delegates / "true"
     program.parent.mkdir()
     shutil.copy("/bin/true", program)

@@ -12,7 +12,7 @@ from tests.conformance.subject import ADDING, FIRST, IPAM, IPOIB, NOOP, OURS, Su
 from tests.netns import ip
 from tests.waiting import PATIENCE
 
-PHRASES = ("not found", "no such file or directory")  # what go-cni takes for success
+PHRASES = ("not found", "no such file or directory")  # go-cni treats these as success
 
 
 @row("I1+I10")
@@ -58,7 +58,7 @@ def test_del_leaves_other_interfaces_of_the_container_alone(node: Node, subject:
 
 @row("I9", by=OURS)
 def test_del_with_keys_missing_does_not_crash(node: Node, subject: Subject) -> None:
-    """Deliberate: the attachment alone decides what DEL removes, so it succeeds."""
+    """Deliberate: only the attachment decides what DEL removes, so it succeeds."""
     for config in (
         subject.config(ipam=None),
         subject.config(master=None, ipam={}),
@@ -140,7 +140,7 @@ def test_del_without_its_delegate_succeeds_if_no_add_has_called_it(
 def test_del_on_a_broken_store_fails_and_does_not_read_like_a_success(
     node: Node, subject: Subject
 ) -> None:
-    """A file is in the place of the store's directory."""
+    """A file replaces the store's directory."""
     ADDED.met_by(node.call(subject))
     store = node.state / "ipam"
     store.rename(node.state / "aside")

@@ -113,7 +113,7 @@ def test_start_without_cni_command_prints_what_the_plugin_is(node: Node, subject
 
 @row("A2")
 def test_start_without_cni_command_reads_no_standard_input(node: Node, subject: Subject) -> None:
-    """The same for a variable that is set and empty."""
+    """The same holds for a variable that is set and empty."""
     outcome = node.run(subject, node.environ(CNI_COMMAND=""), b"")
     assert (outcome.exit_code, outcome.stdout) == (0, b"")
     assert outcome.stderr.startswith(about(node, subject))

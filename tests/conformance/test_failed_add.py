@@ -1,4 +1,4 @@
-"""Table J: what a failed ADD leaves behind."""
+"""Table J: the remains of a failed ADD."""
 
 import signal
 import time
@@ -109,7 +109,7 @@ def test_range_that_cannot_work_is_an_error_and_nothing_is_reserved(
 @pytest.mark.parametrize("after", [0.02, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.15])
 @row("J9", by=[IPAM])
 def test_killed_add_leaves_nothing_after_del(node: Node, subject: Subject, after: float) -> None:
-    """Wherever the kill hits; tests/unit/ipam kills at every single step."""
+    """The kill may hit any step; tests/unit/ipam kills at every single step."""
     with node.start(subject) as process:
         assert process.stdin is not None
         process.stdin.write(encoded(subject.config()))

@@ -45,7 +45,7 @@ CASES = [
     # Deliberate: the reference quotes the line end, so a tenant could write lines into events.
     Case("B9", Err(7, contains=('"n1\\n"', BAD_NAME)), config={"name": "n1\n"}),
     Case("B11", ADDED, config={"capabilities": {"ips": True, "mac": 1}}, by=ADDING),
-    # Deliberate: the reference takes the last one, another decoder may take the first.
+    # Deliberate: the reference takes the last key, another decoder may take the first.
     Case(
         "B12",
         Err(7, '"cniVersion" occurs twice: remove one of them'),
@@ -130,7 +130,7 @@ def test_unknown_key_of_ipam_is_an_error_that_names_it(node: Node, subject: Subj
 def test_key_that_looks_like_one_of_ours_is_an_error_that_names_both(
     node: Node, subject: Subject
 ) -> None:
-    """Deliberate: to ignore a partition key would put the pod into another partition."""
+    """Deliberate: ignoring a partition key would put the pod into another partition."""
     config = subject.config(pkeys="0x8001")
     Err(7, contains=('"pkeys"', '"pkey"')).met_by(node.call(subject, config=config))
     assert node.untouched()
@@ -171,7 +171,7 @@ def test_standard_input_that_closes_at_once_is_empty(node: Node, subject: Subjec
 
 @row("B15", by=EVERY)
 def test_large_configuration_may_come_byte_by_byte(node: Node, subject: Subject) -> None:
-    padding = ["x" * 16_000] * 64  # as much as an ADD may have
+    padding = ["x" * 16_000] * 64  # the limit of an ADD
     config = subject.config(args={"cni": {"padding": padding}})
     command = "ADD" if subject.adds else "DEL"
     with node.start(subject, node.environ(CNI_COMMAND=command)) as process:
@@ -189,7 +189,7 @@ def test_large_configuration_may_come_byte_by_byte(node: Node, subject: Subject)
 
 
 def _write_in_drops(pipe: IO[bytes], content: bytes) -> None:
-    drops = 1 << 16  # one byte each, then the rest: a million would only be slow
+    drops = 1 << 16  # one byte each, then the rest: a million drops would take too long
     with contextlib.suppress(BrokenPipeError):
         for position in range(drops):
             os.write(pipe.fileno(), content[position : position + 1])

@@ -164,7 +164,7 @@ def test_second_add_is_an_error_that_takes_nothing_away(
         outcome = node.call(subject, config=config, CNI_NETNS=str(netns))
         Err(103, contains="eth0").met_by(outcome)
         assert set(addresses(netns)) == {FIRST}
-        # The address is still reserved, and CHECK notices when it is released by hand.
+        # The address is still reserved, and CHECK fails after a manual release.
         Err(103).met_by(node.call(IPAM))
         OK.met_by(node.call(IPAM, "DEL"))
         previous = {**config, "prevResult": result}

@@ -1,4 +1,4 @@
-"""`ipoib` on real drivers: the rows in which something fails, or another plugin takes part."""
+"""`ipoib` on real drivers: rows with a failure, and rows with another plugin."""
 
 import json
 import signal
@@ -142,7 +142,7 @@ def test_previous_result_is_kept_and_ours_goes_behind_it(
 
 
 def started(node: Node, netns: Path, config: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    """An ADD that is under way."""
+    """An ADD in progress."""
     process = node.start(IPOIB, node.environ(CNI_NETNS=str(netns)))
     assert process.stdin is not None
     process.stdin.write(encoded(config))
@@ -172,7 +172,7 @@ def test_add_that_is_killed_before_the_interface_is_made(
         until(lambda: delegate.commands == ["ADD"])
         process.kill()
         process.wait()
-        if node.through_agent:  # the agent lives, and undoes the ADD of a launcher that is gone
+        if node.through_agent:  # the agent lives, and undoes the ADD of a dead launcher
             until(lambda: delegate.commands == ["ADD", "DEL"])
         delete(node, netns, config)
     assert delegate.commands == ["ADD", "DEL", *["DEL" for _ in range(node.through_agent)]]
@@ -185,14 +185,14 @@ def test_add_that_is_killed_before_the_interface_is_made(
 def test_add_that_is_ended_after_the_interface_was_moved(
     node: Node, netns: Path, delegate: Delegate, subject: Subject, number: signal.Signals
 ) -> None:
-    """After SIGTERM the plugin rolls back; after SIGKILL the DEL removes what is left."""
+    """After SIGTERM the plugin rolls back; after SIGKILL the DEL removes the rest."""
     config = subject.config(pkey="0x8002", wait_carrier=60, ipam={"type": delegate.name})
     with unchanged_host(), silent_subnet_administrator():
         with started(node, netns, config) as process:
             until(lambda: "UP" in links(netns).get("eth0", {}).get("flags", ()))
             process.send_signal(number)
             stdout, _ = process.communicate(timeout=PATIENCE)
-        if node.through_agent:  # the agent lives, and undoes the ADD of a launcher that is gone
+        if node.through_agent:  # the agent lives, and undoes the ADD of a dead launcher
             assert stdout == b""
             until(lambda: delegate.commands == ["ADD", "DEL"])
             assert list(links(netns)) == ["lo"]

@@ -28,7 +28,7 @@ def test_uncaught_exception_is_a_document_and_a_traceback_on_stderr(
 
 @row("M3", by=[NOOP])
 def test_what_libraries_and_children_print_goes_to_stderr(node: Node, subject: Subject) -> None:
-    """In an agent they write to its streams, so their output is in its log, not the launcher's."""
+    """An agent's libraries and children write to its streams, so their output is in its log."""
     outcome = node.call(subject, NOOP='{"prints":"chatter"}')
     ADDED.met_by(outcome)
     assert outcome.stderr.count("chatter") == (0 if node.through_agent else 2)
@@ -38,7 +38,7 @@ def test_what_libraries_and_children_print_goes_to_stderr(node: Node, subject: S
 
 @row("M4", by=EVERY)
 def test_closed_output_is_an_error_and_not_a_hang(node: Node, subject: Subject) -> None:
-    """No process reads the answer: of an ADD, and of VERSION."""
+    """No process reads the answer, of an ADD and of VERSION."""
     for command in ("ADD", "VERSION"):
         reading, writing = os.pipe()
         os.close(reading)
@@ -80,9 +80,9 @@ def is_delegate(pid: int, delegate: Delegate) -> bool:
 
 
 @row("M6", by=[NOOP])
-def test_plugin_that_is_killed_says_nothing(node: Node, subject: Subject) -> None:
+def test_killed_plugin_prints_nothing(node: Node, subject: Subject) -> None:
     outcome = node.call(subject, NOOP='{"killed_by":9}')
-    if node.through_agent:  # the agent is killed, and the launcher has an answer for that
+    if node.through_agent:  # the agent is killed, and the launcher prints an error for that
         Err(11, contains="ended the connection").met_by(outcome)
         until(lambda: node.call(subject, "DEL").exit_code == 0)  # by the next agent
         return
@@ -90,7 +90,7 @@ def test_plugin_that_is_killed_says_nothing(node: Node, subject: Subject) -> Non
 
 
 @row("M7", by=EVERY)
-def test_environment_may_be_empty_but_for_cni(node: Node, subject: Subject) -> None:
+def test_environment_may_have_cni_variables_only(node: Node, subject: Subject) -> None:
     command = "ADD" if subject.adds else "DEL"
     environ = {
         name: value
@@ -105,7 +105,7 @@ def test_environment_may_be_empty_but_for_cni(node: Node, subject: Subject) -> N
 def test_root_may_be_another_view_of_the_same_tree(
     node: Node, tmp_path: Path, subject: Subject
 ) -> None:
-    """As under Multus with its chrootDir, where the host's root is mounted somewhere else."""
+    """As under Multus with its chrootDir, where the host's root is mounted elsewhere."""
     root = tmp_path / "hostroot"
     root.mkdir()
     script = 'mount --rbind / "$0" && exec chroot "$0" "$@"'

@@ -1,4 +1,4 @@
-"""The rows of `rdma`, which only works behind another plugin."""
+"""The rows of `rdma`, which works only after another plugin."""
 
 from pathlib import Path
 

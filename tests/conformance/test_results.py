@@ -1,4 +1,4 @@
-"""Tables G and H: results, and results behind another plugin's."""
+"""Tables G and H: results, and results after another plugin's."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ COVERED.update(f"G{number}" for number in range(1, 8))
     ("version", "golden"),
     [pytest.param(v, g, id=f"G{n}-noop-{v}") for n, (v, g) in enumerate(GOLDEN) if n],
 )
-def test_result_equals_the_reference_s_in_every_version(
+def test_result_equals_the_references_in_every_version(
     node: Node, version: str, golden: dict[str, Any]
 ) -> None:
     config = NOOP.config(cniVersion=version)
@@ -34,7 +34,7 @@ def test_result_equals_the_reference_s_in_every_version(
 def test_version_that_cannot_show_the_result_is_refused_before_anything_is_done(
     node: Node, subject: Subject, version: str
 ) -> None:
-    """Without "ipam" there is no address, and a result of these versions needs one."""
+    """Without "ipam" there are no addresses, and a result of these versions needs one."""
     config = subject.config(cniVersion=None if version == "absent" else version)
     outcome = node.call(subject, config=config)
     Err(7, contains="cannot convert: no valid IP addresses").met_by(outcome)
@@ -76,8 +76,8 @@ FIRST_V4, FIRST_V6 = "10.9.0.1/24", "fd00:9::1/64"
 
 
 @row("G16", by=ADDING)
-def test_document_is_written_in_one_go(node: Node, subject: Subject) -> None:
-    """Read through a socket that keeps message boundaries."""
+def test_document_is_written_at_once(node: Node, subject: Subject) -> None:
+    """The test reads through a socket that keeps message boundaries."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         assert node.run(subject, stdout=theirs.fileno()).exit_code == 0

@@ -1,4 +1,4 @@
-"""The rows that need a device that outlives the pod: `sriov` with a VF of an emulated card."""
+"""The rows that need a device that survives the pod: `sriov` with a VF of an emulated card."""
 
 import json
 from collections.abc import Iterator

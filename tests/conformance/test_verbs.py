@@ -55,7 +55,7 @@ def filled(node: Node, filled_state: Path) -> Node:
 
 
 def held(node: Node) -> list[tuple[str, str, str]]:
-    """Which of HELD still exist: a second ADD of a live attachment is an error (J11)."""
+    """The reservations of HELD that still exist: a second ADD of a live attachment fails (J11)."""
     kept = []
     for network, container_id, ifname in HELD:
         outcome = node.call(
@@ -109,7 +109,7 @@ def test_gc_removes_what_is_not_listed_of_this_network(
 
 
 @row("E7", by=[IPAM])
-def test_gc_without_a_list_removes_nothing_and_says_so(filled: Node, subject: Subject) -> None:
+def test_gc_without_a_list_removes_nothing_and_warns(filled: Node, subject: Subject) -> None:
     outcome = filled.call(subject, "GC", subject.config(cniVersion="1.1.0"))
     OK.met_by(outcome)
     assert KEY in outcome.stderr

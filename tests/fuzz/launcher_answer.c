@@ -1,6 +1,6 @@
 /*
- * Bytes from outside against the launcher, by libFuzzer: what an agent answers, and what a runtime
- * may have in names, paths and environment. The first byte says which.
+ * Fuzzes the launcher with foreign bytes, by libFuzzer: an agent's answers, and the names, paths
+ * and environment of a runtime. The first byte selects the kind.
  */
 #define main launcher_main
 #include "../../cni/launcher/launcher.c"
@@ -18,7 +18,7 @@ struct bytes {
     size_t left, step;
 };
 
-/* A peer that sends at most so much at a time. */
+/* A peer that sends at most a given number of bytes at a time. */
 static ssize_t give(void *from, void *to, size_t room)
 {
     struct bytes *bytes = from;
@@ -31,7 +31,8 @@ static ssize_t give(void *from, void *to, size_t room)
     return (ssize_t)size;
 }
 
-/* A peer that never ends: the body must have room for all that a header may announce. */
+/* A peer that never stops: the body must have room for the largest length that a header may
+ * have. */
 static ssize_t give_for_ever(void *from, void *to, size_t room)
 {
     ssize_t given = give(from, to, room);
@@ -67,7 +68,8 @@ static void read_an_answer(struct bytes bytes)
     HOLDS(memcmp(answer.body, start + HEADER_SIZE, length) == 0);
 }
 
-/* One JSON text in one line of ASCII, without what a runtime takes for the success of a DEL. */
+/* Check for one JSON text in one line of ASCII, without words that a runtime takes for a
+ * successful DEL. */
 static void write_an_error(const char *foreign)
 {
     static struct text text;

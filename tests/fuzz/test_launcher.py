@@ -1,4 +1,4 @@
-"""Twenty seconds of libFuzzer, with the address and undefined behaviour sanitizers."""
+"""Fuzzes the launcher for twenty seconds with libFuzzer and its sanitizers."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ SEEDS = [
 
 @pytest.fixture(scope="module")
 def fuzzer() -> Path:
-    """The fuzz target. launcher.c is a part of it, for what is static there."""
+    """The fuzz target. It includes launcher.c to reach its static functions."""
     BUILD.mkdir(parents=True, exist_ok=True)
     others = [str(source) for source in sorted(SOURCES.glob("*.c")) if source.name != "launcher.c"]
     executable = BUILD / f"launcher_answer.{os.getpid()}"
@@ -50,7 +50,7 @@ def test_no_bytes_from_outside_break_the_launcher(fuzzer: Path, tmp_path: Path) 
     for number, seed in enumerate(SEEDS):
         (corpus / str(number)).write_bytes(seed)
     limits = ["-max_total_time=20", "-rss_limit_mb=512", "-max_len=8192", "-timeout=100"]
-    # The sanitizer reserves terabytes, which it does not use.
+    # The sanitizer reserves terabytes that it does not use.
     unlimited = ["/bin/sh", "-c", 'ulimit -S -d unlimited; exec "$@"', "sh"]
     done = subprocess.run(
         [*unlimited, str(fuzzer), *limits, f"-artifact_prefix={crashes}/", str(corpus)],
@@ -61,4 +61,4 @@ def test_no_bytes_from_outside_break_the_launcher(fuzzer: Path, tmp_path: Path) 
     said = done.stderr.decode(errors="replace")
     inputs = {path.name: path.read_bytes() for path in crashes.iterdir()}
     assert done.returncode == 0, f"{inputs}\n{said[-4000:]}"
-    assert "Done " in said  # so many runs in so many seconds
+    assert "Done " in said  # number of runs and seconds

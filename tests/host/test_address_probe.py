@@ -1,4 +1,4 @@
-"""Probes of addresses, as the neighbour at the other end of a veth pair answers them."""
+"""Probes of addresses, answered by the neighbour at the other end of a veth pair."""
 
 import ipaddress
 import subprocess
@@ -39,18 +39,19 @@ class Wire:
         self.route: Rtnetlink = stack.enter_context(netlink(self.namespace))
 
     def give(self, cidr: str) -> None:
-        """The other end gets an address, as a pod of podfabric does."""
+        """Give the other end an address, as a pod of podfabric has it."""
         _run("-n", self.names[1], "address", "add", cidr, "dev", "far", "nodad")
 
     def near(self, *cidrs: str) -> Link:
-        """This end, made ready for these addresses, with carrier."""
+        """This end, prepared for these addresses, with carrier."""
         link = links.require(self.route, "near")
         up = interface_addresses.configure(
             self.route, self.namespace, link, cidrs, set_addresses=False
         )
         ready = links.await_carrier(self.route, up, PATIENCE)
         assert ready.carrier
-        # The kernel tells the two ends one after the other; until then nothing reaches the far one.
+        # The kernel raises the two ends one after the other; until then nothing reaches the far
+        # one.
         until(self._far_is_up)
         return ready
 
@@ -64,7 +65,7 @@ class Wire:
         return "state UP" in shown.stdout
 
     def answers(self, *cidrs: str) -> dict[str, str]:
-        """Who answers for the addresses."""
+        """The machines that answer for the addresses."""
         hosts = [str(ipaddress.ip_interface(cidr).ip) for cidr in cidrs]
         return address_probe.answers(self.namespace, self.near(*cidrs), hosts)
 
@@ -91,12 +92,12 @@ def test_addresses_that_no_machine_has_get_no_answer(wire: Wire) -> None:
     assert wire.answers(*CIDRS) == {}
 
 
-def test_each_of_several_addresses_is_told_apart(wire: Wire) -> None:
+def test_answers_for_several_addresses_are_separate(wire: Wire) -> None:
     wire.give("fd00:9::7/64")
     assert wire.answers("10.9.0.7/24", "fd00:9::7/64", "fd00:9::8/64") == {"fd00:9::7": HOLDER}
 
 
-def test_probes_teach_the_other_machine_nothing_and_set_nothing(wire: Wire) -> None:
+def test_probes_leave_no_entry_on_either_machine(wire: Wire) -> None:
     wire.give("10.9.0.7/24")
     wire.answers(*CIDRS)
     shown = subprocess.run(

@@ -60,7 +60,7 @@ class Cable:
         _run("-n", self._name, "link", "set", "far", "up")
 
     def heard(self, part: bytes) -> bytes:
-        """The first frame that contains this."""
+        """The first frame that contains these bytes."""
         while True:
             frame = self._listener.recv(2048)
             if part in frame:
@@ -88,14 +88,14 @@ def test_neighbour_on_ethernet_hears_of_every_address(cable: Cable) -> None:
 
 
 def test_closing_the_socket_does_not_block_and_leaves_nothing(cable: Cable) -> None:
-    """Closing a packet socket takes the kernel as long as moving an interface."""
+    """The kernel needs as long to close a packet socket as to move an interface."""
     link = cable.configured("10.1.2.3/24")
     pod = cable.inode
     before, descriptors = _threads(), _descriptors()
     announce.announce(cable.namespace, link, ["10.1.2.3/24"])
-    threads = _threads()  # with the one that closes, which lasts
+    threads = _threads()  # includes the closing thread, which lasts
     assert len(threads - before) <= 1
-    for thread in threads:  # one that was in the pod would keep it alive
+    for thread in threads:  # a thread in the pod would keep the namespace alive
         with suppress(OSError):
             assert Path(f"/proc/self/task/{thread}/ns/net").stat().st_ino != pod
 
@@ -104,7 +104,7 @@ def test_closing_the_socket_does_not_block_and_leaves_nothing(cable: Cable) -> N
         announce.announce(cable.namespace, link, ["10.1.2.3/24"])
         return time.monotonic() - started < 0.010
 
-    until(is_quick)  # on a busy machine at some time, and never if it waited
+    until(is_quick)  # eventually true on a busy machine, never if closing waited
     until(lambda: _threads() <= threads and _descriptors() <= descriptors)
 
 
@@ -123,7 +123,7 @@ def test_carrier_that_comes_later_is_awaited(cable: Cable) -> None:
 def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing(
     cable: Cable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a moment LOWER_UP is shown already, and there is no route for IPv6 multicast."""
+    """For a moment LOWER_UP is shown already, and the route for IPv6 multicast is missing."""
     cable.set("mode", "dormant")
     link = cable.configured("fd00::3/64", "10.1.2.3/24")
     until(lambda: links.require(cable.route, "near").flags & IFF_LOWER_UP)
@@ -148,7 +148,7 @@ def test_interface_that_goes_while_carrier_is_awaited_is_an_error_at_once(cable:
 
 
 def _threads() -> set[int | None]:
-    """Python's: gRPC, of tests before these, starts and ends its own at any time."""
+    """Python's threads. gRPC, from earlier tests, starts and ends its own threads at any time."""
     return {thread.native_id for thread in threading.enumerate()}
 
 

@@ -12,7 +12,7 @@ from host.namespaces import NetworkNamespace
 from host.netlink.sockets import Rtnetlink, netlink
 from tests.netns import ip, namespace
 
-GTSO, STSO = 0x1E, 0x1F  # the older commands for one feature, as another program would use them
+GTSO, STSO = 0x1E, 0x1F  # older commands for one feature, as another program would use them
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_feature_that_was_switched_off_is_on_again(route: Rtnetlink) -> None:
     assert ethtool.settings(route, "eth7") == before
 
 
-def test_what_does_not_differ_is_not_written(
+def test_unchanged_settings_are_not_written(
     route: Rtnetlink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ethtool.settings(route, "eth7")
@@ -48,7 +48,7 @@ def test_what_does_not_differ_is_not_written(
     assert ethtool.restore(route, "eth7", before) == []
 
 
-def test_what_a_driver_refuses_is_told_and_the_rest_is_restored(route: Rtnetlink) -> None:
+def test_refused_setting_is_reported_and_the_rest_is_restored(route: Rtnetlink) -> None:
     before = ethtool.settings(route, "eth7")
     assert "channels" in before
     impossible = struct.pack("=8I", 1, 1, 0, 1, 999, 999, 0, 0).hex()

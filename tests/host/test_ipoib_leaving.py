@@ -73,7 +73,7 @@ def left(paths: Paths) -> set[str]:
     }
 
 
-def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
+def test_sweep_continues_after_a_failed_entry_and_spares_uncertain_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "RETURN_TIME", 0.1)
@@ -81,7 +81,7 @@ def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
     journal, plugin = Journal(paths), IPoIB(paths)
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    # Of an earlier container: in this one the same directory is at the same place.
+    # The entry is of an earlier container; in this one the same directory is mounted at that path.
     there = f"mnt:[1] {where(str(tmp_path / 'any')).partition(' ')[2]}"
     covered = tmp_path / "covered"
     covered.touch()
@@ -107,7 +107,7 @@ def test_sweep_goes_on_after_an_entry_that_fails_and_spares_what_it_cannot_tell(
     assert "removed fabric/d-earlier/net1: its sandbox is gone" in texts.splitlines()
 
 
-def test_sweep_spares_what_may_live_where_it_cannot_look(
+def test_sweep_spares_entries_whose_processes_are_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = Paths(run=tmp_path / "run", state=tmp_path / "state")

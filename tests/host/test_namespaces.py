@@ -70,7 +70,7 @@ def test_namespace_without_a_path_is_found_by_the_process_in_it(name: str) -> No
 
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A proc(5) with one process, which ends while the walk over the processes is at it."""
+    """A proc(5) with one process, which ends while the walk over the processes visits it."""
     process = subprocess.Popen(["sleep", "600"])
     directory = os.open(f"/proc/{process.pid}", os.O_PATH)
     process.kill()

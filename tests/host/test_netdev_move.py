@@ -1,6 +1,6 @@
 """Interfaces moved into a namespace and back, checked in the kernel.
 
-The host is a namespace, too, so that no name of this machine is in the way.
+The host is a namespace too, so that no name of this machine interferes.
 """
 
 import ipaddress
@@ -34,7 +34,7 @@ IP = "/usr/sbin/ip"
 SYSCTL = ("/usr/sbin/sysctl", "-qw")
 MARK = Mark("0123456789abcdef0123456789abcdef")
 MAC = "02:00:00:00:00:01"
-# RFC 4861, 4.2 and 4.6.2: a router for 1,800 s, with a prefix for addresses of one's own.
+# RFC 4861, 4.2 and 4.6.2: a router for 1,800 s, with a prefix for autonomous addresses.
 ADVERTISEMENT = (
     struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
     + struct.pack("!BBBBIII", 3, 4, 64, 0xC0, 3600, 3600, 0)
@@ -56,7 +56,7 @@ class Fabric:
         self.namespace = stack.enter_context(NetworkNamespace.open(self._path(self.pod_name)))
         home = stack.enter_context(NetworkNamespace.open(self._path(self.host_name)))
         self.inside = stack.enter_context(netlink(self.namespace))
-        stack.enter_context(home.entered())  # this thread is the host's
+        stack.enter_context(home.entered())  # this thread is in the host's namespace
         self.outside = stack.enter_context(netlink())
         self.origin = netdev_move.origin_of(links.require(self.outside, "eth7"))
 
@@ -76,7 +76,7 @@ class Fabric:
             return Path("/proc/sys/net", name).read_text().strip()
 
     def advertisements(self) -> int:
-        """How many router advertisements the pod has received."""
+        """The number of router advertisements that the pod has received."""
         with self.namespace.entered():
             lines = Path("/proc/thread-self/net/snmp6").read_text().splitlines()
         return int(dict(map(str.split, lines))["Icmp6InRouterAdvertisements"])
@@ -134,11 +134,11 @@ def test_interface_is_moved_configured_and_comes_back_as_it_was(fabric: Fabric) 
     assert fabric.sysctl("ipv6/conf/net1/disable_ipv6") == "0"
     assert fabric.detach()
     fabric.assert_restored()
-    assert fabric.detach()  # again: there is nothing left to do
+    assert fabric.detach()  # again: nothing is left to do
     fabric.assert_restored()
 
 
-def test_users_addresses_and_routes_are_told_from_the_kernels(fabric: Fabric) -> None:
+def test_users_addresses_and_routes_are_distinguished_from_the_kernels(fabric: Fabric) -> None:
     link = links.require(fabric.outside, "eth7")
     until(
         lambda: len(interface_addresses.of(fabric.outside, link)) == 1,
@@ -177,11 +177,11 @@ def test_router_advertisements_are_followed_only_without_an_ipv6_address_or_wher
         fabric.inside, fabric.namespace, moved, [cidr], accept_ra=accept_ra
     )
     fabric.host("address", "add", "fe80::1/64", "dev", "peer7", "nodad")
-    scope = socket.if_nametoindex("peer7")  # this thread is the host's
+    scope = socket.if_nametoindex("peer7")  # this thread is in the host's namespace
     with socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6) as router:
         router.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
         router.bind(("fe80::1", 0, 0, scope))
-        for _ in range(2):  # once the second one is counted, the kernel is done with the first
+        for _ in range(2):  # once the second is counted, the kernel has handled the first
             router.sendto(ADVERTISEMENT, ("ff02::1", 0, 0, scope))
     until(lambda: fabric.advertisements() >= 2)
     routes = json.loads(fabric.pod("-6", "-j", "route", "show", "default"))
@@ -294,7 +294,7 @@ def test_alternative_name_that_a_pod_gave_does_not_hinder_the_way_back(fabric: F
 
 
 def test_half_restored_interface_is_restored_on_the_host(fabric: Fabric) -> None:
-    """The interface as a dead namespace returns it: with its name there and its mark, down."""
+    """The interface as a dead namespace returns it: with the pod's name and its mark, down."""
     fabric.attach()
     fabric.pod("link", "set", "net1", "mtu", "800")
     with NetworkNamespace.open("/proc/thread-self/ns/net") as home:
@@ -316,7 +316,7 @@ def test_refusal_of_the_old_mtu_leaves_it_on_the_host_for_the_next_call(fabric: 
     fabric.assert_restored()
 
 
-def test_interface_that_is_gone_is_said_to_be(fabric: Fabric) -> None:
+def test_missing_interface_is_reported(fabric: Fabric) -> None:
     fabric.attach()
     fabric.pod("link", "delete", "net1")
     assert not fabric.detach()
@@ -367,7 +367,7 @@ def test_refused_address_is_an_error_that_names_it(fabric: Fabric) -> None:
         )
 
 
-def test_existing_address_is_no_error(fabric: Fabric) -> None:
+def test_existing_address_is_accepted(fabric: Fabric) -> None:
     moved = fabric.attach()
     for _ in range(2):
         interface_addresses.configure(

@@ -1,4 +1,4 @@
-"""Routes of several networks in one pod: the first one that the pod has stays in use."""
+"""Routes of several networks in one pod: the pod's first route stays in use."""
 
 import json
 from collections.abc import Iterator
@@ -105,7 +105,7 @@ def test_routes_of_two_families_and_tables_do_not_touch_each_other(pod: Pod) -> 
 
 
 def test_check_finds_a_route_inside_a_multipath_route(pod: Pod) -> None:
-    """Which the kernel makes of what another plugin appends to ours."""
+    """The kernel makes such a route if another plugin appends a route to ours."""
     hop = Hop(destination="fd09::/64", gateway="fd01::1")
     pod.attach("net1", "fd01::10/64", hop)
     pod.attach("net2", "fd01::11/64")

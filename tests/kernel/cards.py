@@ -1,4 +1,4 @@
-"""The machine's two igb PFs: their VFs, and all that an attachment must not change."""
+"""The machine's two igb PFs: their VFs, and all state that an attachment must not change."""
 
 import json
 import subprocess
@@ -13,8 +13,8 @@ from tests.kernel.pods import IP, run
 from tests.waiting import until
 
 DEVICES = Path("/sys/bus/pci/devices")
-# igbvf shows as permanent address the one that it had at its last reset. A move removes the
-# queueing discipline, and the next up sets the default one.
+# igbvf shows the address of its last reset as the permanent one. A move removes the queueing
+# discipline, and the next up sets the default one.
 VOLATILE = (
     "ifindex",
     "stats",
@@ -32,15 +32,15 @@ class Card(NamedTuple):
 
     address: str
     pf: str  # its interface
-    vfs: tuple[str, ...] = ()  # addresses
+    vfs: tuple[str, ...] = ()  # PCI addresses
 
     def netdev(self, index: int) -> str:
-        """The interface of a VF, while it is on the host."""
+        """The interface of a VF while it is on the host."""
         return netdev_of(self.vfs[index])
 
 
 def cards() -> list[Card]:
-    """Both PFs, up, with the VFs that they have now."""
+    """Both PFs, up, with their present VFs."""
     subprocess.run(["/sbin/modprobe", "--all", "igb", "igbvf"], check=True)
     addresses = sorted(path.name for path in Path("/sys/bus/pci/drivers/igb").glob("0*"))
     cards = [Card(address, netdev_of(address)) for address in addresses]
@@ -51,7 +51,7 @@ def cards() -> list[Card]:
 
 @contextmanager
 def with_vfs(card: Card, number: int) -> Iterator[Card]:
-    """`make_vfs`, for the block."""
+    """The card with that many VFs, for the block."""
     try:
         yield make_vfs(card, number)
     finally:
@@ -75,18 +75,18 @@ def remove_vfs(card: Card) -> None:
 
 
 def netdev_of(address: str) -> str:
-    """The interface of a function on the host, "" if there is none."""
+    """The interface of a function on the host, or ""."""
     directory = DEVICES / address / "net"
     return next((path.name for path in directory.iterdir()), "") if directory.exists() else ""
 
 
 def await_netdev(address: str) -> str:
-    """The interface of a function, as soon as its driver has made it."""
+    """Wait until a function's driver has made its interface; returns the interface."""
     return until(lambda: netdev_of(address), what=f"interface of {address}")
 
 
 def driver_of(address: str) -> str:
-    """The driver that a function is bound to, "" for none."""
+    """The driver that a function is bound to, or ""."""
     link = DEVICES / address / "driver"
     return link.readlink().name if link.exists() else ""
 
@@ -122,7 +122,7 @@ def shown(pf: str, index: int) -> dict[str, Any]:
 
 
 def snapshot() -> dict[str, str]:
-    """All that must be restored: interfaces with their settings, drivers, RDMA devices."""
+    """All state that must be restored: interfaces with their settings, drivers, RDMA devices."""
     settings: dict[str, str] = {}
     for link in json.loads(run(IP, "-d", "-j", "link", "show")):
         vfs = link.pop("vfinfo_list", [])

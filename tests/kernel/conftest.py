@@ -21,7 +21,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 def pods() -> Iterator[list[str]]:
-    """Three pods, on a host where no failed test has left an interface."""
+    """Three pods, on a host on which no failed test has left an interface."""
     IPoIB(Paths()).remove_strays()
     with ExitStack() as stack:
         names = [stack.enter_context(pod(f"pod{number}")) for number in range(3)]
@@ -32,7 +32,7 @@ def pods() -> Iterator[list[str]]:
 
 @pytest.fixture
 def sriov(tmp_path: Path) -> SriovNode:
-    """The same for the plugin `sriov`."""
+    """The plugin `sriov` with an empty journal and store."""
     return SriovNode(tmp_path)
 
 

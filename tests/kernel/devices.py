@@ -21,7 +21,7 @@ from tests.kubelet import Kubelet, Pod
 
 
 class PoolNode:
-    """The pools of this machine. The files are below a directory with a short path, for sockets."""
+    """The pools of this machine. The directory of the files has a short path, for sockets."""
 
     def __init__(self, root: Path, *pools: PoolConfig) -> None:
         self.paths = Paths(
@@ -66,7 +66,7 @@ class PoolNode:
         plugin.delete(pod.uid, pod.name, args=arguments(pod), **config)
 
     def listed(self, resource: str) -> Mapping[str, bool]:
-        """Every device id that the kubelet knows, and whether it is healthy."""
+        """Every device id that the kubelet knows, and its health."""
         return {
             device_id: healthy for device_id, (healthy, _) in self.kubelet.devices(resource).items()
         }
@@ -80,9 +80,9 @@ class PoolNode:
         return [allocation.key for allocation in checkpoint.read(self.paths).allocations]
 
     def forget_young_too(self) -> None:
-        """Compare with the kubelet now, also allocations that are new.
+        """Compare with the kubelet now, including new allocations.
 
-        The kubelet forgets a pod with the next allocation only.
+        The kubelet forgets a pod only at the next allocation.
         """
         of_any_age = functools.partialmethod(Ledger.drop_unknown, age=-1.0)
         with mock.patch.object(Ledger, "drop_unknown", of_any_age):
@@ -113,7 +113,7 @@ def arguments(pod: Pod) -> str:
 def uverbs_numbers(pod: Pod) -> list[str]:
     """The numbers of the uverbs nodes that a pod's containers were given: "231:192", sorted.
 
-    Of the nodes themselves, as a runtime sees them when it makes the container.
+    They are read from the nodes, as a runtime reads them when it makes the container.
     """
     hosts = {
         host
@@ -148,7 +148,7 @@ def fabric_beside(netns: str, interface: str = "net1") -> list[str]:
 
 
 def _verbs(netns: str, interface: str) -> list[list[str]]:
-    """Of each uverbs device that a pod sees: number, address of that interface, node GUID, GID."""
+    """For each uverbs device that a pod sees: number, address of that interface, node GUID, GID."""
     command = (
         f"mac=$(cat /sys/class/net/{interface}/address); "
         "for verbs in /sys/class/infiniband_verbs/uverbs*; do "

@@ -1,4 +1,4 @@
-"""More for tests of VFs: addresses that stay, InfiniBand on VFs, exclusive RDMA."""
+"""More helpers for tests of VFs: permanent addresses, InfiniBand on VFs, exclusive RDMA."""
 
 import subprocess
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ def with_addressed_vfs(card: Card, number: int) -> Iterator[Card]:
 
 
 def give_addresses(card: Card) -> None:
-    """Have the PF give every VF an address, and wait until it has carrier again.
+    """Let the PF give every VF an address, and wait until it has carrier again.
 
-    igb gives none. Then igbvf makes one up at each bind, the PF shows it as if it were set once
+    igb gives none. So igbvf invents an address at each bind, the PF shows it like a set one once
     the VF has been up, and the first carrier takes six seconds.
     """
     for index, vf in enumerate(card.vfs):
@@ -40,7 +40,7 @@ def give_addresses(card: Card) -> None:
 
 @contextmanager
 def ibloop_unloaded() -> Iterator[None]:
-    """Unplug all HCAs for the block; afterwards they are as at the guest's start."""
+    """Unplug all HCAs for the block. Afterwards they are as at the guest's start."""
     _modprobe("--remove", "ibloop")
     try:
         yield
@@ -57,7 +57,7 @@ def ibloop_unloaded() -> Iterator[None]:
 def with_hcas(*functions: str) -> Iterator[None]:
     """ibloop0 under the first of these PCI functions, ibloop1 under the second, and so on.
 
-    Each has an IPoIB interface. A function bound to no driver has no other.
+    Each has an IPoIB interface, the only interface of a function without a driver.
     """
     with ibloop_unloaded():
         _modprobe("ibloop", f"parents={','.join(functions)}")
@@ -68,7 +68,8 @@ def with_hcas(*functions: str) -> Iterator[None]:
 
 @contextmanager
 def exclusive_rdma() -> Iterator[None]:
-    """Each RDMA device is in one namespace. The kernel refuses it while other namespaces exist."""
+    """Each RDMA device is in one namespace. The kernel refuses this while other namespaces
+    exist."""
     _set_rdma("exclusive")
     try:
         yield
@@ -77,7 +78,7 @@ def exclusive_rdma() -> Iterator[None]:
 
 
 def _set_rdma(mode: str) -> None:
-    """The kernel removes a deleted namespace a little later."""
+    """Set the mode, repeatedly, because the kernel removes a deleted namespace a little later."""
     command = [RDMA, "system", "set", "netns", mode]
     until(lambda: not subprocess.run(command, capture_output=True).returncode, what=f"{mode} RDMA")
 

@@ -17,7 +17,7 @@ VOLATILE = (" address", " broadcast")  # of IPoIB: each binding makes a new queu
 
 @contextmanager
 def with_infiniband_vfs(number: int) -> Iterator[Card]:
-    """`make`, for the block."""
+    """The card of `make`, for the block."""
     before = cards.driver_of(_address())
     try:
         yield make(number)
@@ -26,14 +26,14 @@ def with_infiniband_vfs(number: int) -> Iterator[Card]:
 
 
 def make(number: int) -> Card:
-    """A PF with that many VFs, all of them with an HCA and an IPoIB interface. The PF is up.
+    """A PF with that many VFs, each with an HCA and an IPoIB interface. The PF is up.
 
-    The VFs have GUIDs of their own, of which the PF knows nothing until it sets some.
+    The VFs have their own GUIDs, which the PF does not know until it sets some.
     """
     address = _address()
     take(address)
     card = Card(address, cards.await_netdev(address))
-    # VFs would go to igbvf, which knows their IDs.
+    # Otherwise igbvf, which knows their IDs, would be bound to the VFs.
     (DEVICES / address / "sriov_drivers_autoprobe").write_text("0")
     (DEVICES / address / "sriov_numvfs").write_text(str(number))
     vfs = tuple(function.address for function in pci.vfs(Paths(), address))
@@ -46,7 +46,7 @@ def make(number: int) -> Card:
 
 
 def remove(driver: str) -> None:
-    """Remove what `make` made or began to make; the PF goes to `driver`, "" for none."""
+    """Remove all or part of the work of `make`; the PF goes to `driver`, "" for none."""
     address = _address()
     (DEVICES / address / "sriov_numvfs").write_text("0")
     (DEVICES / address / "sriov_drivers_autoprobe").write_text("1")
@@ -58,12 +58,12 @@ def remove(driver: str) -> None:
 
 
 def are_made() -> bool:
-    """Whether `make` has taken the PF."""
+    """Whether `make` has bound the PF."""
     return cards.driver_of(_address()) == DRIVER
 
 
 def _address() -> str:
-    """The PF of the last card."""
+    """The PCI address of the last card's PF."""
     return max(path.parent.name for path in DEVICES.glob("*/sriov_totalvfs"))
 
 
@@ -83,7 +83,7 @@ def rebind(vf: str) -> None:
 
 
 def set_guids(card: Card, index: int, node: str, port: str) -> None:
-    """Have the PF set a VF's GUIDs: one at a time, for the kernel takes one of a command."""
+    """Let the PF set a VF's GUIDs, one at a time, because the kernel accepts one per command."""
     for kind, guid in (("node_guid", node), ("port_guid", port)):
         run(IP, "link", "set", card.pf, "vf", str(index), kind, guid)
 
@@ -118,7 +118,7 @@ def plug(function: str, *, connected: bool) -> None:
 
 @contextmanager
 def new_vfs_have_no_guid() -> Iterator[None]:
-    """VFs that are bound in the block have GUIDs of all FF, unless their PF has set others."""
+    """VFs that are bound in the block have GUIDs of all FF, unless their PF sets their GUIDs."""
     (PARAMETERS / "vf_guids").write_text("N")
     try:
         yield
@@ -128,7 +128,7 @@ def new_vfs_have_no_guid() -> Iterator[None]:
 
 @contextmanager
 def partitioned(pkeys: Mapping[str, int]) -> Iterator[None]:
-    """Have the subnet manager give ports with these GUIDs their P_Keys, for the block."""
+    """Let the subnet manager give ports with these GUIDs their P_Keys, for the block."""
     members = PARAMETERS / "members"
     for guid, pkey in pkeys.items():
         members.write_text(f"{guid.replace(':', '')} {pkey:x}")
@@ -140,7 +140,8 @@ def partitioned(pkeys: Mapping[str, int]) -> Iterator[None]:
 
 
 def state(card: Card) -> dict[str, str]:
-    """All that must be restored: `cards.snapshot`, and each VF's GUIDs, port and uverbs device."""
+    """All state that must be restored: `cards.snapshot`, and each VF's GUIDs, port and uverbs
+    device."""
     settings = {
         key: value
         for key, value in cards.snapshot().items()

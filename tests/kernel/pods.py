@@ -1,6 +1,6 @@
-"""The node under test: namespaces are pods, calls are as a runtime makes them.
+"""The node under test: namespaces are pods, and calls are made as a runtime makes them.
 
-Calls go through `cni.spec.dispatch.answer` in this process, because an interpreter's start costs
+Calls go through `cni.spec.dispatch.answer` in this process, because an interpreter's start takes
 seconds on an emulated CPU. The demonstration and the conformance suite start the executables
 themselves.
 """
@@ -33,8 +33,8 @@ from tests.waiting import until
 
 IP = "/usr/sbin/ip"
 INFINIBAND = Path("/sys/class/infiniband")
-# Many processes use one store in turns. A busy machine makes some of them wait in vain, again and
-# again, until the others are done.
+# Many processes use one store alternately. On a busy machine some of them time out repeatedly until
+# the other processes are done.
 AT_ONCE = 400.0  # seconds
 NETWORK = "fabric"
 
@@ -73,7 +73,7 @@ class Node:
         """The plugin as an agent would make it."""
         return IPoIB(self.paths, policy=lambda: self.policy)
 
-    unanswered_since: int | None = None  # as a launcher says that repeats a call
+    unanswered_since: int | None = None  # set by a launcher that repeats a call
 
     def __init__(self, root: Path) -> None:
         self.paths = Paths(run=root / "run", state=root / "state")
@@ -90,7 +90,8 @@ class Node:
         args: str = "",
         **config: Any,  # noqa: ANN401 - keys of a network configuration
     ) -> Reply:
-        """One verb. `config` changes the plugin's default configuration; None removes a key."""
+        """Call one verb. `config` changes the plugin's default configuration; `None` removes a
+        key."""
         environ = {
             "CNI_COMMAND": command,
             "CNI_CONTAINERID": container_id,
@@ -117,9 +118,9 @@ class Node:
         return reply
 
     def delete(self, container_id: str, netns: str, **config: Any) -> None:  # noqa: ANN401
-        """A DEL that must succeed, and must print nothing.
+        """Call a DEL that must succeed and print nothing.
 
-        A runtime calls again if an interface has not come back from a dead namespace in time.
+        A runtime repeats the call if an interface has not returned from a dead namespace in time.
         """
 
         def last() -> Reply | None:
@@ -130,7 +131,7 @@ class Node:
         assert until(last) == Reply(0, {})
 
     def attach(self, name: str, **config: Any) -> None:  # noqa: ANN401
-        """As a runtime does: DEL and ADD again if the machine was too busy for the first ADD.
+        """Repeat DEL and ADD, as a runtime does, if the machine was too busy for the first ADD.
 
         The container's id is the name of its namespace.
         """
@@ -145,7 +146,8 @@ class Node:
         until(is_attached, AT_ONCE)
 
     def detach(self, name: str, **config: Any) -> None:  # noqa: ANN401
-        """DEL until it succeeds: on a busy machine a call may wait in vain for the store."""
+        """Repeat DEL until it succeeds: on a busy machine a call may time out waiting for the
+        store."""
 
         def is_detached() -> bool:
             reply = self.call("DEL", name, name, **config)
@@ -158,7 +160,7 @@ class Node:
         until(is_detached, AT_ONCE)
 
     def refused(self, container_id: str, netns: str, **config: Any) -> Reply:  # noqa: ANN401
-        """An ADD that must fail and leave nothing; the runtime's DEL after it succeeds."""
+        """Call an ADD that must fail and leave nothing; the runtime's DEL after it succeeds."""
         before = link_names()
         reply = self.call("ADD", container_id, netns, **config)
         assert reply.exit_code == 1, reply.document
@@ -205,7 +207,7 @@ class Node:
 
 
 class SriovNode(Node):
-    """The same for the plugin `sriov`; each call names its device."""
+    """A node with the plugin `sriov`; each call names its device."""
 
     type: ClassVar = "sriov"
     defaults: ClassVar[dict[str, Any]] = {}
@@ -215,7 +217,7 @@ class SriovNode(Node):
 
 
 class RdmaNode(SriovNode):
-    """The same for the plugin `rdma`, which follows `sriov` in a chain."""
+    """A node with the plugin `rdma`, which follows `sriov` in a chain."""
 
     type: ClassVar = "rdma"
 
@@ -247,7 +249,7 @@ def pod(name: str) -> Iterator[str]:
 
 
 def delete_children(netns: str) -> None:
-    """Delete the children in a pod. Else the kernel gives them to the host, some time later."""
+    """Delete the children in a pod. Otherwise the kernel moves them to the host some time later."""
     with suppress(NamespaceGone):
         for name in link_names(netns, "ipoib"):
             run(IP, "-n", netns, "link", "delete", name)
@@ -260,7 +262,7 @@ def link_in(netns: str, name: str = "net1") -> Link | None:
 
 
 def link_names(netns: str = "", kind: str = "") -> set[str]:
-    """The names of the interfaces of a pod, or of the host; of one kind, or all."""
+    """The names of a pod's or the host's interfaces, of one kind or all."""
     if not netns:
         with netlink() as route:
             return {link.name for link in links.every(route, kind)}
@@ -269,7 +271,7 @@ def link_names(netns: str = "", kind: str = "") -> set[str]:
 
 
 def pings(netns: str, address: str, tries: int = 5) -> bool:
-    """Whether an echo comes back; address resolution may cost the first tries."""
+    """Whether an echo returns; address resolution may use up the first tries."""
     command = [IP, "netns", "exec", netns, "ping", "-n", "-c", "1", "-W", "1", address]
     return any(
         subprocess.run(command, check=False, capture_output=True).returncode == 0
@@ -278,7 +280,7 @@ def pings(netns: str, address: str, tries: int = 5) -> bool:
 
 
 def run(*command: str) -> str:
-    """A command's standard output; an error if it fails."""
+    """A command's standard output. Raises an error if the command fails."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

@@ -1,7 +1,7 @@
 """Forks processes, which saves the start of an interpreter, and kills them at a chosen step.
 
-A forked child has every module imported. `killed_at` kills a child with SIGKILL right before its
-n-th change to the kernel or to the disk.
+A fork saves the start of an interpreter. A forked child has every module imported. `killed_at`
+kills a child with SIGKILL directly before its n-th change to the kernel or to the disk.
 """
 
 import os
@@ -27,7 +27,7 @@ _LOOKS = ("SELECT", "PRAGMA locking_mode", "PRAGMA synchronous", "PRAGMA cell_si
 
 
 def in_processes(actions: Sequence[Action], timeout: float = 300.0) -> list[int]:
-    """Run every action in a separate process, all at once; their exit codes."""
+    """Run every action in a separate process, all at once; returns their exit codes."""
     children = [_fork(action) for action in actions]
     deadline = time.monotonic() + timeout
     codes = []
@@ -46,7 +46,7 @@ def in_processes(actions: Sequence[Action], timeout: float = 300.0) -> list[int]
 def killed_at(step: int, action: Action) -> bool:
     """Run the action in a process that is killed before its change number `step`, from 1.
 
-    False if it ended with fewer changes.
+    Returns False if it ended with fewer changes.
     """
 
     def dying() -> None:
@@ -76,9 +76,9 @@ def _fork(action: Action) -> int:
 
 
 def _arm(step: int) -> None:
-    """Let this process die before its change number `step` to files, database or kernel.
+    """Make this process die before its change number `step` to files, database or kernel.
 
-    A read, an fsync or an existing directory does not count: nothing differs for other processes.
+    A read, an fsync or an existing directory does not count: other processes see no difference.
     """
     left = step
 
@@ -127,7 +127,7 @@ def _always(*_: object, **__: object) -> bool:
 
 
 def _changes_links(data: bytes) -> bool:
-    """Whether one of the netlink messages is more than a question to rtnetlink."""
+    """Whether one of the netlink messages changes anything, rather than only reading."""
     while data:
         length, kind, flags, _, _ = HEADER.unpack_from(data)
         if kind not in _QUESTIONS or flags & NLM_F_ACK:

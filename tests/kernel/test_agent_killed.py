@@ -44,7 +44,7 @@ def links(*where: str) -> set[str]:
 def ipoib(
     service: Service, bin_dir: Path, seen: Seen, pods: Sequence[str], kills: Kills | None = None
 ) -> list[Client]:
-    """Each attaches an IPoIB child as another interface of one of the pods."""
+    """Clients that each attach an IPoIB child as another interface of one of the pods."""
     install_launchers(bin_dir, ["ipoib"])
     config = {**CONFIG, "type": "ipoib", "master": "ib0"}
     return [
@@ -69,7 +69,7 @@ def environ_of(service: Service) -> dict[str, str]:
 
 
 def left(service: Service) -> list[str]:
-    """The journal entries, locks and reservations that are left."""
+    """The remaining journal entries, locks and reservations."""
     files = [*service.root.glob("state/attachments/*"), *service.root.glob("run/lock/attach*")]
     held = SqliteStore(service.root / "state/ipam", "").reservations()
     return [*map(str, files), *map(str, held)]

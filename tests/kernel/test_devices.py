@@ -1,6 +1,6 @@
 """Pools on real drivers: a pod's uverbs device and its interface belong to the same HCA.
 
-Proven from inside the pod, by the device numbers in its own sysfs and those of its device nodes.
+The tests prove this inside the pod, by the device numbers in its sysfs and of its device nodes.
 """
 
 import subprocess
@@ -58,7 +58,8 @@ def shared(netns: None) -> Iterator[PoolNode]:
 
 @pytest.fixture(scope="module")
 def fresh_vfs(card: Card) -> Iterator[Card]:
-    """HCAs on two VFs: beside igbvf and its interface, and in its place. Interfaces are down."""
+    """HCAs on two VFs: one next to igbvf and its interface, one in its place. Interfaces are
+    down."""
     igb.unbind(card.vfs[1])
     with igb.with_hcas(card.vfs[0], card.vfs[1]):
         yield card
@@ -77,7 +78,7 @@ def vfs(fresh_vfs: Card) -> Card:
 
 @pytest.fixture
 def without_link(fresh_vfs: Card) -> Iterator[None]:
-    """The VFs' ports are DOWN, as those of InfiniBand VFs without a GUID are."""
+    """The VFs' ports are DOWN, like those of InfiniBand VFs without a GUID."""
     for number in (0, 1):
         knob(number, "port").write_text("down")
     yield
@@ -86,7 +87,7 @@ def without_link(fresh_vfs: Card) -> Iterator[None]:
 
 
 def attached(node: PoolNode, pods: list[Pod]) -> list[dict[str, Any]]:
-    """The interfaces of ADDs of `sriov` that run at the same time."""
+    """The interfaces of simultaneous ADDs of `sriov`."""
     with ThreadPoolExecutor(len(pods)) as pool:
         return [worker.interface for worker in pool.map(partial(node.add, node.sriov), pods)]
 
@@ -156,12 +157,12 @@ def test_parent_on_another_hca_is_refused_with_both_names(shared: PoolNode) -> N
 def test_port_that_goes_down_is_unhealthy_within_two_seconds_and_comes_back(
     shared: PoolNode,
 ) -> None:
-    """In one of three tries, since the machine may be busy."""
+    """One of three tries must succeed, since the machine may be busy."""
     assert any(_seconds_until_down(shared) <= HEALTH_SECONDS for _ in range(3))
 
 
 def _seconds_until_down(shared: PoolNode) -> float:
-    """Take a port down and up again; the seconds until its devices were unhealthy."""
+    """Take a port down and up again; returns the seconds until its devices were unhealthy."""
     try:
         started = time.monotonic()
         knob(0, "port").write_text("down")
@@ -193,7 +194,7 @@ def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
             shared.kubelet.wait(lambda: shared.listed(HCA) == away)
             run(RDMA, "link", "add", "rxe9", "type", "rxe", "netdev", pf)
         assert number_of("rxe9") == "231:192"
-        # All but the device whose holder has the old number.
+        # All devices except the one whose holder has the old number.
         shared.await_healthy(HCA, 7)
         assert [device_id for device_id, healthy in shared.listed(HCA).items() if not healthy] == [
             held
@@ -214,7 +215,8 @@ def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
 
 
 def test_drivers_are_reloaded_under_fifty_pods() -> None:
-    """Their interfaces go with the driver. The device plugin runs on, and every DEL succeeds."""
+    """Their interfaces vanish with the driver. The device plugin runs on, and every DEL
+    succeeds."""
     names = [f"pod{number}" for number in range(50)]
     slots = 32
     with (
@@ -263,7 +265,7 @@ def test_vfs_are_those_of_the_pods_verbs_devices(netns: None, vfs: Card) -> None
         refused_to_a_pod_without_an_hca(node, vfs)
         assert cards.snapshot() == before
 
-        # As Multus passes the device. A device of another pod is refused.
+        # Multus passes the device. A device of another pod is refused.
         ids = [worker.containers["main"].ids[VF][0] for worker in pods]
         reply = node.refused(node.sriov, pods[0], deviceID=ids[1])
         assert (reply.document["code"], ids[0] in reply.text, ids[1] in reply.text) == (
@@ -382,7 +384,7 @@ def test_isolated_vfs_are_those_of_the_pods_verbs_devices(vfs: Card) -> None:
         add = partial(node.add, node.sriov, rdmaIsolation=True)
         delete = partial(node.delete, node.sriov, rdmaIsolation=True)
         with ThreadPoolExecutor(len(pods)) as pool:
-            for _ in range(10):  # the kernel numbers the uverbs devices again with each move
+            for _ in range(10):  # each move renumbers the uverbs devices
                 list(pool.map(add, pods))
                 for worker in pods:
                     assert beside(worker.name) == uverbs_numbers(worker)

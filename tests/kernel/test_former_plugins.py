@@ -1,4 +1,4 @@
-"""DEL of an attachment that ipoib-cni, sriov-cni or ib-sriov-cni made leaves nothing of it."""
+"""DEL removes everything of an attachment that ipoib-cni, sriov-cni or ib-sriov-cni made."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from tests.kernel.cards import Card
 from tests.kernel.pods import IP, Node, Reply, SriovNode, link_in, link_names, pod, run
 from tests.waiting import until
 
-OLD = "02:00:00:00:be:ef"  # a tenant's
+OLD = "02:00:00:00:be:ef"  # a tenant's address
 TENANT = ("vlan", "100", "spoofchk", "off", "trust", "on", "max_tx_rate", "100", "mac", OLD)
 SETTINGS: dict[str, Any] = {
     "vlan": 100,
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def _result(netns: str, mac: str = "") -> Reply:
-    """What these plugins print, as a runtime passes it to the DEL."""
+    """The result of these plugins, as a runtime passes it to the DEL."""
     interface = {"name": "net1", "mac": mac, "sandbox": f"/var/run/netns/{netns}"}
     return Reply(0, {"cniVersion": "1.1.0", "interfaces": [interface]})
 
@@ -36,7 +36,7 @@ def _inside(netns: str, *arguments: str) -> None:
 
 
 def _made_by_ipoib_cni(netns: str, name: str = "net1") -> str:
-    """A child of ib0 in the pod, as ipoib-cni makes it; its address."""
+    """Make a child of ib0 in the pod, as ipoib-cni does; returns its address."""
     run(IP, "link", "add", "veth12345678", "link", "ib0", "type", "ipoib", "pkey", "0x7fff")
     run(IP, "link", "set", "veth12345678", "netns", netns)
     _inside(netns, "set", "veth12345678", "name", name, "up")
@@ -64,7 +64,7 @@ def test_child_of_ipoib_cni_is_deleted_in_the_pod(
     node.delete("c1", pods[0], previous=_result(pods[0], mac))
 
 
-def test_child_of_ipoib_cni_goes_by_its_name_before_cni_passes_results(
+def test_child_of_ipoib_cni_is_deleted_by_name_in_versions_without_results(
     node: Node, pods: list[str], fabric: None
 ) -> None:
     for version, expected in (("1.1.0", {"lo", "net1"}), ("0.3.1", {"lo"})):
@@ -117,7 +117,7 @@ def _kept(node: SriovNode) -> list[str]:
 
 
 def _made_by_sriov_cni(node: SriovNode, card: Card, netns: str, container: str = "c1") -> None:
-    """VF 0 in the pod with a tenant's settings, and the files, as sriov-cni leaves them."""
+    """Move VF 0 into the pod with a tenant's settings, and write the files, as sriov-cni does."""
     name = card.netdev(0)
     shown = cards.shown(card.pf, 0)
     link = Path("/sys/class/net", name)
@@ -174,7 +174,7 @@ def _dies(netns: str) -> None:
 @pytest.mark.parametrize(
     ("ending", "path"), [(_nothing, "pod"), (_renames, "pod"), (_dies, "pod"), (_dies, "")]
 )
-def test_vf_of_sriov_cni_is_as_before(
+def test_vf_of_sriov_cni_is_restored(
     move: SriovNode, card: Card, unchanged: None, ending: Ending, path: str
 ) -> None:
     with pod("former") as netns:
@@ -186,10 +186,10 @@ def test_vf_of_sriov_cni_is_as_before(
         run(IP, "link", "set", card.netdev(0), "txqueuelen", "1000")
 
 
-def test_vf_of_sriov_cni_without_a_file_is_that_of_a_new_one(
+def test_vf_of_sriov_cni_without_a_file_is_reset_to_defaults(
     move: SriovNode, pods: list[str], card: Card, unchanged: None
 ) -> None:
-    """sriov-cni removes its file also if its DEL fails. Name and MTU are unknown then."""
+    """sriov-cni removes its file even if its DEL fails. Name and MTU are unknown then."""
     name = card.netdev(0)
     _made_by_sriov_cni(move, card, pods[0])
     (move.paths.cni_state / "sriov/c1-net1").write_text("{")
@@ -209,7 +209,7 @@ def test_vf_of_sriov_cni_without_a_file_is_that_of_a_new_one(
 def test_vf_that_another_attachment_has_by_now_stays(
     move: SriovNode, pods: list[str], card: Card, unchanged: None
 ) -> None:
-    """Files of attachments whose DEL never came, or came after the VF had gone to another pod."""
+    """Files of attachments whose DEL never came, or came after another pod had got the VF."""
     _made_by_sriov_cni(move, card, pods[1], "c2")
     newer, older = (move.paths.cni_state / "sriov" / f"{name}-net1" for name in ("c2", "c1"))
     older.write_bytes(newer.read_bytes())
@@ -234,7 +234,7 @@ def infiniband() -> Iterator[Card]:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_vf_of_ib_sriov_cni_is_as_before(move: SriovNode, infiniband: Card, dies: bool) -> None:
+def test_vf_of_ib_sriov_cni_is_restored(move: SriovNode, infiniband: Card, dies: bool) -> None:
     card, vf = infiniband, infiniband.vfs[0]
     own = infiniband_vfs.state(card)[f"{vf} port GUID"]
     infiniband_vfs.set_guids(card, 0, own, own)

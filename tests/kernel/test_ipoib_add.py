@@ -1,4 +1,4 @@
-"""What an ADD changes in the kernel, as the kernel shows it."""
+"""The kernel's state after an ADD."""
 
 import ipaddress
 import json
@@ -14,7 +14,8 @@ from tests.kernel.pods import IP, Node, ipam, link_in, link_names, pings, run
 from tests.runtime import CHECKOUT, definitions
 from tests.waiting import PATIENCE
 
-# Those of `auto`, sticky and nv-ipam need devices or pools: tests/cluster/test_examples.py.
+# The examples with `auto`, sticky addresses and nv-ipam need devices or pools:
+# tests/cluster/test_examples.py.
 EXAMPLES = {
     f"{file.stem}-{definition.name}": definition.config
     for file in sorted((CHECKOUT / "netattach-examples").glob("*.yaml"))
@@ -157,7 +158,7 @@ def test_default_route_goes_behind_another_networks(node: Node, pods: list[str])
 def test_children_of_one_port_have_link_local_addresses_that_differ(
     node: Node, pods: list[str]
 ) -> None:
-    """The kernel would give them the same one, which it makes from the port's GUID alone."""
+    """The kernel would give all of them the same address, derived from the port's GUID alone."""
     found = []
     for number, netns in enumerate(pods):
         node.add(f"c{number}", netns)
@@ -173,7 +174,7 @@ def test_children_of_one_port_have_link_local_addresses_that_differ(
 
 
 def test_new_address_is_announced_in_infinibands_own_form(node: Node, pods: list[str]) -> None:
-    """A gratuitous ARP with hardware type 32 and 20-byte addresses; an unsolicited NA."""
+    """A gratuitous ARP with hardware type 32 and 20-byte addresses, and an unsolicited NA."""
     node.add("listener", pods[0])
     with NetworkNamespace.open(f"/var/run/netns/{pods[0]}") as space:
         with space.entered():

@@ -84,7 +84,7 @@ def test_another_sandbox_than_the_results_is_a_difference(node: Node, pods: list
 
 
 def _until(call: Callable[[], Reply], exit_code: int) -> Reply:
-    """Ask again until the effect is there: IPoIB handles port events in a workqueue."""
+    """Repeat the call until the effect is visible: IPoIB handles port events in a workqueue."""
 
     def expected() -> Reply | None:
         reply = call()

@@ -1,4 +1,5 @@
-"""What cannot work is refused before anything is made, with a text that says what to do."""
+"""Impossible configurations are refused before anything is made, with an error that names a
+remedy."""
 
 import json
 from typing import Any
@@ -104,7 +105,7 @@ def test_move_that_the_kernel_refuses_halfway_leaves_nothing(node: Node, pods: l
 
 
 def test_address_that_the_kernel_refuses_undoes_everything(node: Node, pods: list[str]) -> None:
-    """The pod has no IPv6 at all: the reservation and the child must go again."""
+    """The pod has no IPv6: the reservation and the child must be removed again."""
     run(IP, "netns", "exec", pods[0], "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
     config = {"ipam": {"type": "podfabric-ipam", "range": "10.9.0.0/24",
                        "routes": [{"dst": "10.99.0.0/16", "gw": "10.77.0.1", "table": 0,

@@ -1,4 +1,4 @@
-"""DEL, GC and the sweep remove all that is ours, after any failure, and nothing else."""
+"""DEL, GC and the sweep remove everything of ours, after any failure, and nothing else."""
 
 import subprocess
 from functools import partial
@@ -74,7 +74,7 @@ def test_delete_goes_on_when_the_configuration_is_broken_by_now(
     node.delete("c1", pods[0], master="gone9", mtu=5, ipam={"type": "podfabric-ipam", "x": 1})
     assert node.leftovers() == []
     node.add("c2", pods[0], **CONFIG)
-    node.delete("c2", pods[0])  # no "ipam" at all: the journal knows
+    node.delete("c2", pods[0])  # without "ipam": the journal has it
     assert node.leftovers() == []
 
 
@@ -101,14 +101,14 @@ def test_address_stays_reserved_while_the_interface_cannot_be_removed(
 
 
 def test_namespace_without_a_path_that_lives_on_is_found(node: Node) -> None:
-    """The path is gone, a process of the pod is not: its address is in use."""
+    """The path is gone, but a process of the pod is not: its address is in use."""
     with pod("nameless") as netns:
         node.add("c1", netns, **CONFIG)
         inside = subprocess.Popen([IP, "netns", "exec", netns, "sleep", "60"])
         try:
             _until_inside(inside.pid)
             run(IP, "netns", "delete", netns)
-            assert sweep(IPoIB(node.paths)) == ()  # not dead: a sweep may look from a container
+            assert sweep(IPoIB(node.paths)) == ()  # not dead: a sweep may run in a container
             node.delete("c1", netns, **CONFIG)
             space = NetworkNamespace.open(f"/proc/{inside.pid}/ns/net")
             with space, netlink(space) as route:
@@ -137,8 +137,8 @@ def test_path_that_cannot_be_opened_proves_nothing(
     assert node.leftovers() == []
 
 
-def test_namespace_made_anew_under_the_same_path_is_another(node: Node) -> None:
-    """Debian's kernel gives it the same inode number at once; its cookie differs."""
+def test_new_namespace_under_the_same_path_is_another(node: Node) -> None:
+    """Debian's kernel gives it the same inode number immediately; its cookie differs."""
     with pod("again") as netns:
         node.add("c1", netns, **CONFIG)
         run(IP, "netns", "delete", netns)
@@ -176,7 +176,7 @@ def test_sweep_leaves_the_child_that_a_delete_waits_for(node: Node) -> None:
 
 
 def test_sweep_after_a_reboot_cleans_the_store_only(node: Node, pods: list[str]) -> None:
-    """An entry of another boot says nothing about this kernel, even if names match."""
+    """The entry of another boot proves nothing about this kernel, even if names match."""
     node.add("c1", pods[0], **CONFIG)
     journal = Journal(node.paths)
     (entry,) = journal.entries()
@@ -185,7 +185,7 @@ def test_sweep_after_a_reboot_cleans_the_store_only(node: Node, pods: list[str])
     assert sweep(IPoIB(node.paths))
     assert node.reservations() == []
     link = link_in(pods[0])
-    assert link is not None  # it was never another boot's; deleting the pod ends it
+    assert link is not None  # the interface was never another boot's; deleting the pod ends it
     run(IP, "-n", pods[0], "link", "delete", "net1")
     assert node.leftovers() == []
 

@@ -23,7 +23,7 @@ RANGES = {"10.57.0.0/29": ("10.57.0.1", "10.57.0.2"), "fd00:57::/125": ("fd00:57
 
 
 class NoMoreBlocks:
-    """The lessee of a node that leases nothing beside the blocks in its store."""
+    """The lessee of a node that leases no further block than those in its store."""
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         raise CNIError(Code.TRY_AGAIN, f"nothing more is leased: {wants}, {deadline}")
@@ -39,7 +39,7 @@ class NoMoreBlocks:
 
 
 class LeasingNode(Node):
-    """A node that leases the one block of each range, all of whose addresses are to be probed."""
+    """A node that leases the only block of each range and must probe all of its addresses."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -54,7 +54,7 @@ class LeasingNode(Node):
         return IPoIB(self.paths, plugin, policy=lambda: self.policy)
 
     def unprobed(self, number: int) -> list[str]:
-        """The first addresses of the runs of a block that are to be probed."""
+        """The first addresses of the runs of a block that still need a probe."""
         with self.files.transaction() as tables:
             block = tables.block(f"block-{number}")
         assert block is not None

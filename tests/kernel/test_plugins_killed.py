@@ -1,4 +1,4 @@
-"""kill -9 before every change to kernel or disk, of ADD and of DEL; then all is as before."""
+"""kill -9 before every change to kernel or disk, of ADD and of DEL; then all state is restored."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ MORE_THAN_ENOUGH = 400  # changes; an ADD makes fewer
 
 
 class Case(NamedTuple):
-    """A plugin with options of each kind; `state` shows all that it may change on the host."""
+    """A plugin with options of each kind; `state` is all host state that it may change."""
 
     node: type[Node]
     config: dict[str, Any]
@@ -42,7 +42,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
                 bare = {"deviceID": card.vfs[0], "ipam": ipam("10.4.0.0/24")}
                 of_vf = {"vlan": 100, "trust": "on", "mac": "02:ab:cd:00:00:02", "mtu": 1400}
                 yield Case(SriovNode, bare | of_vf, cards.snapshot, bare)
-        case "infiniband":  # without addresses, whose steps the others have
+        case "infiniband":  # without addresses, whose steps the other cases have
             with ib.with_infiniband_vfs(1) as card, igb.exclusive_rdma():
                 ib.set_guids(card, 0, "02:00:00:00:00:00:01:00", "02:00:00:00:00:00:01:01")
                 ib.rebind(card.vfs[0])
@@ -63,7 +63,7 @@ WITH_ADDRESSES = pytest.mark.parametrize("case", ["ipoib", "sriov"], indirect=Tr
 
 
 def _at_each(steps: range, attempt: Callable[[int], bool]) -> int:
-    """Kill a process before each of these changes, until one is not killed; the last of them."""
+    """Kill a process before each of these changes, until one survives; returns the last change."""
     for step in steps:
         if not attempt(step):
             return step
@@ -102,7 +102,7 @@ def test_delete_killed_at_every_step_then_delete(case: Case, plugin: Node, pods:
 
 @WITH_ADDRESSES
 def test_add_killed_then_added_again(case: Case, plugin: Node, pods: list[str]) -> None:
-    """A runtime that calls ADD again without a DEL gets a complete attachment, and only one."""
+    """A runtime that calls ADD again without a DEL gets exactly one complete attachment."""
     before = case.state()
 
     def attempt(step: int) -> bool:
@@ -110,7 +110,7 @@ def test_add_killed_then_added_again(case: Case, plugin: Node, pods: list[str]) 
             plugin.delete("c1", pods[0], **case.config)
             return False
         reply = plugin.call("ADD", "c1", pods[0], **case.config)
-        if reply.exit_code == 1:  # it died after the last step that counts: attached
+        if reply.exit_code == 1:  # it died after its last relevant step: attached
             assert (step, reply.document["code"]) == (step, 103)
         else:
             assert sorted(plugin.reservations()) == sorted(reply.addresses)
@@ -127,7 +127,7 @@ def test_add_killed_then_added_again(case: Case, plugin: Node, pods: list[str]) 
 def test_add_killed_then_the_device_goes_to_another_pod(
     case: Case, plugin: Node, pods: list[str]
 ) -> None:
-    """The kubelet gives the dead pod's device away before that pod's DEL, which comes late."""
+    """The kubelet gives the dead pod's device to another pod before the late DEL."""
     before = case.state()
 
     def attempt(step: int) -> bool:
@@ -170,7 +170,7 @@ def test_namespace_gone_after_a_killed_delete(case: Case, plugin: Node) -> None:
 
 @pytest.mark.parametrize("case", ["ipoib"], indirect=True, scope="module")
 def test_namespace_gone_after_a_killed_add(case: Case, plugin: Node, pods: list[str]) -> None:
-    """The pod goes away while the interface is between host and pod."""
+    """The pod is deleted while the interface is between host and pod."""
     before = case.state()
 
     def attempt(step: int) -> bool:
@@ -183,7 +183,7 @@ def test_namespace_gone_after_a_killed_add(case: Case, plugin: Node, pods: list[
     _at_each(range(5, MORE_THAN_ENOUGH, 6), attempt)
 
     def nothing_comes_back() -> bool:
-        """A child comes back from a namespace a little later: the next sweep takes it."""
+        """Whether the next sweep finds nothing: a child returns from a namespace a little later."""
         IPoIB(plugin.paths).remove_strays()
         return case.state() == before
 
@@ -198,7 +198,7 @@ def test_add_that_a_dead_agent_had_done_is_undone_by_the_next_agent_s(
     plugin.add("c1", pods[0], **case.config)
     plugin.unanswered_since = int(time.time()) + 1
     refused = plugin.call("ADD", "c1", pods[0], **case.config)
-    assert refused.document["code"] == 103  # it is older: it lives
+    assert refused.document["code"] == 103  # it is older and alive
     plugin.unanswered_since = int(time.time()) - 60
     reply = plugin.add("c1", pods[0], **case.config)
     assert sorted(plugin.reservations()) == sorted(reply.addresses)

@@ -1,4 +1,4 @@
-"""A VF of a real PF in a pod: every option that igb has, read back, and the host as it was."""
+"""A VF of a real PF in a pod: every option that igb has, read back, and the host restored."""
 
 from typing import Any
 
@@ -98,7 +98,7 @@ def test_options_of_the_interface_reach_the_kernel_and_go_again(
 
 
 def test_what_the_pod_changed_is_undone(sriov: SriovNode, pods: list[str], card: Card) -> None:
-    """As DPDK programs and users do: another address, MTU, name; and down (sriov #397, #417)."""
+    """Changes by DPDK programs and users: address, MTU, name, and down (sriov #397, #417)."""
     name = card.netdev(0)
     run(IP, "link", "property", "add", "dev", name, "altname", f"{name}-of-old")
     before = cards.snapshot()
@@ -116,7 +116,7 @@ def test_what_the_pod_changed_is_undone(sriov: SriovNode, pods: list[str], card:
 def test_alternative_names_that_clash_are_taken_off_and_put_back(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """sriov #250, #445: an altname equals the pod's name, another exists in the pod already."""
+    """sriov #250, #445: an altname equals the pod's name, another one exists in the pod already."""
     name = card.netdev(0)
     for altname in ("net1", "taken0"):
         run(IP, "link", "property", "add", "dev", name, "altname", altname)
@@ -153,7 +153,7 @@ def test_pf_itself_goes_into_the_pod_if_it_has_no_vfs(
     before = cards.snapshot()
     sriov.add("c1", pods[0], master=other.pf, pfOnly=True)
     assert other.pf not in link_names()
-    sriov.policy = Policy()  # an attachment that was allowed is detached all the same
+    sriov.policy = Policy()  # an attachment that was allowed can always be detached
     sriov.delete("c1", pods[0], master=other.pf, pfOnly=True)
     assert cards.snapshot() == before
 
@@ -208,7 +208,7 @@ def test_private_range_over_the_addresses_of_another_network_on_the_vlan_is_refu
 def test_runtime_that_died_with_the_device_at_vfio_gets_it_back(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """kata #8646: the driver belongs to the state to restore."""
+    """kata #8646: the driver is part of the state to restore."""
     before = cards.snapshot()
     sriov.add("c1", pods[0], deviceID=card.vfs[2], vlan=7)
     with cards.at_vfio(card.vfs[2], back=False):
@@ -265,7 +265,7 @@ def test_status_says_what_is_missing(sriov: SriovNode) -> None:
 
 
 def test_vf_that_the_pf_gave_no_address(sriov: SriovNode, pods: list[str], card: Card) -> None:
-    """Its driver makes an address up, and the PF shows it once the VF is up: nothing is set."""
+    """Its driver invents an address, and the PF shows it once the VF is up: nothing is set."""
     run(IP, "link", "set", card.pf, "vf", "2", "mac", "00:00:00:00:00:00")
     config: dict[str, Any] = {"deviceID": card.vfs[2]}
     reply = sriov.add("c1", pods[0], **config)
@@ -292,7 +292,7 @@ def test_address_that_the_pf_set_is_the_vfs_afterwards(
     assert cards.shown(card.pf, 0)["address"] == mac
 
 
-def test_shared_mode_is_refused_with_what_to_set(
+def test_shared_mode_is_refused_with_the_needed_setting(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
     assert cards.rdma_mode() == "shared"
@@ -304,7 +304,7 @@ def test_shared_mode_is_refused_with_what_to_set(
 def test_isolated_device_that_gets_another_number_is_refused_and_then_keeps_it(
     sriov: SriovNode, card: Card
 ) -> None:
-    """The kernel gives a device that moves the lowest free number: here that of one unplugged."""
+    """The kernel gives a moving device the lowest free number: here that of an unplugged one."""
     vf = card.vfs[0]
     run("/sbin/modprobe", "rdma_rxe")
     with igb.ibloop_unloaded():

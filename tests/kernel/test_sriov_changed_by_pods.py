@@ -1,4 +1,4 @@
-"""What root of a pod's namespace may change on a VF does not reach the next pod.
+"""Changes to a VF by root of a pod's namespace do not reach the next pod.
 
 The rows of docs/developers/sriov-behaviour.md, "What a pod may change".
 """
@@ -60,7 +60,7 @@ def test_settings_of_a_dead_namespace_are_restored(
 
 
 def test_what_the_kernel_resets_by_itself(sriov: SriovNode, pods: list[str], card: Card) -> None:
-    """Everything above the device: it belongs to the namespace, and goes with the move."""
+    """Everything above the device belongs to the namespace and is lost in the move."""
     name = card.netdev(0)
     sriov.add("c0", pods[0], deviceID=card.vfs[0])
     sriov.delete("c0", pods[0], deviceID=card.vfs[0])
@@ -111,12 +111,12 @@ def _above(name: str, netns: str = "") -> dict[str, str]:
     sysctls = f"cd {SETTINGS} && grep -s . ipv?/conf/{name}/* ipv?/neigh/{name}/* || :"
     shown = run(*execute, "/bin/sh", "-c", sysctls)
     listed |= dict.fromkeys(shown.splitlines(), "")
-    # The first word may be the interface's index; its name is another one in the pod.
+    # The first word may be the interface's index; its name differs in the pod.
     return {what.replace(name, "NAME"): text.replace(name, "NAME") for what, text in listed.items()}
 
 
 def _attach_a_program(netns: str) -> None:
-    """An XDP program that passes every frame."""
+    """Attach an XDP program that passes every frame."""
     instructions = ctypes.create_string_buffer(
         struct.pack("=BBhi", 0xB7, 0, 0, 2) + struct.pack("=BBhi", 0x95, 0, 0, 0), 16
     )
@@ -136,7 +136,7 @@ def _attach_a_program(netns: str) -> None:
 
 
 def _shrink_the_rings(netns: str) -> None:
-    """As `ethtool -G net1 rx 128 tx 128`, and TCP segmentation off."""
+    """Do as `ethtool -G net1 rx 128 tx 128`, and switch TCP segmentation off."""
     with NetworkNamespace.open(f"/var/run/netns/{netns}") as space, netlink(space) as route:
         before = ethtool.settings(route, "net1")
         ring = list(struct.unpack("=8I", bytes.fromhex(before["ring"])))

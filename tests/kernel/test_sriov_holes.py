@@ -1,4 +1,4 @@
-"""Holes of sriov-cni and its siblings, by their ids in sriov-rows.md."""
+"""Holes of sriov-cni and related plugins, by their ids in sriov-rows.md."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ MAC = "02:ab:cd:00:00:07"
 def test_hole_a_setting_that_fails_takes_the_earlier_ones_back(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """igb has no link state of VFs: VLAN, address and trust were set by then."""
+    """igb has no link state of VFs: VLAN, address and trust were already set."""
     before = cards.snapshot()
     config: dict[str, Any] = {"vlan": 100, "mac": MAC, "trust": "on", "link_state": "enable"}
     reply = sriov.refused("c1", pods[0], deviceID=card.vfs[0], **config, ipam=ipam("10.3.0.0/24"))
@@ -55,7 +55,7 @@ def test_hole_a_what_the_driver_cannot_do_is_named(
 def test_hole_b_interface_that_has_the_name_is_left_alone(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """A bridge without ports has no carrier; the kernel tells that a moment after it is up."""
+    """A bridge without ports has no carrier; the kernel reports that a moment after it is up."""
     run(IP, "-n", pods[0], "link", "add", "net1", "address", MAC, "type", "bridge")
     run(IP, "-n", pods[0], "link", "set", "net1", "up", "mtu", "1234")
     until(lambda: (link := link_in(pods[0])) is not None and not link.flags & IFF_RUNNING)
@@ -146,7 +146,7 @@ def test_hole_s7_second_add_is_told_that_it_is_one(
     assert "another attachment has it" in other.text
     assert "c1" not in other.text  # the log names it
     assert link_in(pods[0]) is not None
-    sriov.delete("c2", pods[1], **config)  # as a runtime does after an ADD that failed
+    sriov.delete("c2", pods[1], **config)  # as a runtime does after a failed ADD
     assert link_in(pods[0]) is not None
     sriov.delete("c1", pods[0], **config)
     assert sriov.leftovers() == []
@@ -208,7 +208,7 @@ def test_hole_n2_queue_length_is_the_drivers(sriov: SriovNode, pods: list[str], 
 def test_damaged_journal_is_named_and_the_device_comes_home(
     sriov: SriovNode, pods: list[str], card: Card, damage: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its name and the settings from before are lost: what sysfs and netlink tell must do."""
+    """Its name and the earlier settings are lost: sysfs and netlink must be enough."""
     config: dict[str, Any] = {"deviceID": card.vfs[0], "vlan": 100, "trust": "on", "mtu": 1400}
     name = card.netdev(0)
     sriov.add("c1", pods[0], **config)
@@ -251,7 +251,7 @@ def test_damaged_journal_of_a_late_delete_leaves_the_next_pods_device_alone(
     sriov.delete("c2", pods[1], **config)
 
 
-def test_agent_that_starts_anew_sweeps_what_is_dead_and_spares_what_lives(
+def test_restarted_agent_sweeps_dead_attachments_only(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
     before = cards.snapshot()
@@ -328,7 +328,7 @@ def test_name_that_another_interface_has_by_now_leaves_no_setting_behind(
 def test_pf_without_an_interface_does_not_keep_the_vf_in_the_pod(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """As in a reload of its driver's settings, or with the PF in another namespace."""
+    """This happens in a reload of its driver's settings, or with the PF in another namespace."""
     before = cards.snapshot()
     sriov.add("c1", pods[0], deviceID=card.vfs[0], vlan=100)
     with pod("elsewhere") as other:
@@ -343,7 +343,9 @@ def test_pf_without_an_interface_does_not_keep_the_vf_in_the_pod(
     assert cards.snapshot() == before
 
 
-def test_what_the_host_uses_is_no_pods(sriov: SriovNode, pods: list[str], card: Card) -> None:
+def test_device_in_use_by_the_host_is_refused(
+    sriov: SriovNode, pods: list[str], card: Card
+) -> None:
     name = card.netdev(0)
     run(IP, "link", "add", "vrf7", "type", "vrf", "table", "7")
     run(IP, "link", "set", name, "master", "vrf7")
@@ -368,7 +370,7 @@ def test_what_the_host_uses_is_no_pods(sriov: SriovNode, pods: list[str], card: 
 def test_dhcp_gets_the_interface_before_it_is_asked(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """Its daemon speaks through the pod's interface, which must be there, and up."""
+    """dhcp's daemon uses the pod's interface, which must exist and be up."""
     before = cards.snapshot()
     double = Path("/opt/cni/bin/dhcp")
     double.parent.mkdir(parents=True, exist_ok=True)

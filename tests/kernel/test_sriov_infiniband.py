@@ -30,7 +30,8 @@ NO_GUID = "ff:ff:ff:ff:ff:ff:ff:ff"
 
 @pytest.fixture(scope="module")
 def hca() -> Iterator[Card]:
-    """A PF with six VFs. It has set the GUIDs of the first three; the others have their own."""
+    """A PF with six VFs. It has set the GUIDs of the first three; the other three have their
+    own."""
     with ib.with_infiniband_vfs(6) as card:
         ib.set_guids(card, 0, NODE_GUID, PORT_GUID)
         for index in (1, 2):
@@ -44,7 +45,7 @@ def hca() -> Iterator[Card]:
 
 @pytest.fixture
 def unchanged(hca: Card, sriov: SriovNode) -> Iterator[dict[str, str]]:
-    """The state of all VFs, which the test restores by its last DEL."""
+    """The state of all VFs, which the test's last DEL restores."""
     before = ib.state(hca)
     yield before
     assert ib.state(hca) == before
@@ -76,13 +77,13 @@ def await_carrier(netns: str, *, present: bool) -> None:
 
 
 def packets_received(card: Card, index: int) -> int:
-    """What a VF has received, as its PF reports it."""
+    """The VF's received packets, as its PF reports them."""
     (link,) = json.loads(run(IP, "-s", "-j", "link", "show", card.pf))
     return int(link["vfinfo_list"][index]["stats"]["rx"]["packets"])
 
 
 def difference(sriov: SriovNode, netns: str, previous: Reply, **config: Any) -> str:  # noqa: ANN401
-    """What CHECK names, "" for nothing."""
+    """The difference that CHECK names, or ""."""
     checked = sriov.call("CHECK", "c1", netns, previous=previous, **config)
     assert checked.document.get("code", 102) == 102, checked
     return checked.text if checked.exit_code else ""
@@ -153,7 +154,7 @@ def test_guid_that_was_set_alone_is_restored_with_the_other(
 def test_vf_without_a_guid_needs_one_and_has_none_afterwards(
     sriov: SriovNode, pods: list[str], hca: Card
 ) -> None:
-    """As a new VF of a ConnectX, of which its PF reports nothing either."""
+    """Like a new VF of a ConnectX, of which its PF reports nothing either."""
     vf = hca.vfs[5]
     with ib.new_vfs_have_no_guid():
         ib.rebind(vf)
@@ -204,7 +205,8 @@ def test_link_state_governs_the_port_and_goes_again(
     plugged: bool,
     active: bool,
 ) -> None:
-    """From "disable", which firmware may give a new VF; the PF's cable matters for "auto" only."""
+    """It starts at "disable", which firmware may give a new VF; the PF's cable matters only for
+    "auto"."""
     vf, state = hca.vfs[0], [IP, "link", "set", hca.pf, "vf", "0", "state"]
     run(*state, "disable")
     ib.plug(hca.address, connected=plugged)
@@ -256,7 +258,7 @@ def test_pods_reach_each_other_and_their_pf_counts_it(
 def test_pods_at_once_keep_their_uverbs_devices(
     sriov: SriovNode, pods: list[str], hca: Card, unchanged: dict[str, str]
 ) -> None:
-    """Each with a GUID: no binding takes the number of another one."""
+    """Each pod has a GUID: no binding takes another VF's number."""
     named = [
         (f"c{index}", pods[index], {"deviceID": vf, "guid": GUIDS[index]})
         for index, vf in enumerate(hca.vfs[:3])
@@ -277,7 +279,7 @@ def test_partition_that_the_subnet_manager_gives_a_guid_is_the_pods(
     unchanged: dict[str, str],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The third pod's comes when the pod runs already."""
+    """The third pod's partition appears while the pod is running."""
     with ib.partitioned({GUIDS[0]: 0x8001, GUIDS[1]: 0x8001}):
         addresses = []
         for index, vf in enumerate(hca.vfs[:3]):
@@ -300,7 +302,7 @@ def test_partition_that_the_subnet_manager_gives_a_guid_is_the_pods(
 def test_private_range_counts_in_the_partition_of_the_pods_guid(
     sriov: SriovNode, pods: list[str], hca: Card, unchanged: dict[str, str]
 ) -> None:
-    """Of the partition that the VF had before its GUID was set, no pod is a member."""
+    """No pod is a member of the partition that the VF had before its GUID was set."""
     theirs: dict[str, Any] = {"name": "theirs", "ipam": ipam("10.5.0.0/24")}
     mine: dict[str, Any] = {"name": "mine", "ipam": ipam("10.5.0.0/24", network_name="apart")}
     theirs |= {"deviceID": hca.vfs[0], "guid": GUIDS[0]}
@@ -318,7 +320,7 @@ def test_private_range_counts_in_the_partition_of_the_pods_guid(
 def test_binding_that_would_give_another_uverbs_device_is_an_error(
     sriov: SriovNode, pods: list[str], hca: Card
 ) -> None:
-    """A lower number has become free since the container got its own."""
+    """A lower number has become free since the container got its device."""
     first, vf = hca.vfs[0], hca.vfs[1]
     before = ib.state(hca)
     igb.unbind(first)
@@ -385,7 +387,7 @@ def test_vf_of_a_program_gets_its_guid_from_the_pf_alone(
 def test_damaged_journal_gives_the_vf_another_guid_than_the_pods(
     sriov: SriovNode, pods: list[str], hca: Card, damage: str
 ) -> None:
-    """What it had before is unknown then, but the next pod must not have this one's."""
+    """Its earlier GUID is unknown then, but the next pod must not have this pod's."""
     vf, name = hca.vfs[0], cards.netdev_of(hca.vfs[0])
     config: dict[str, Any] = {"deviceID": vf, "guid": POD_GUID, "link_state": "enable"}
     sriov.add("c1", pods[0], **config)
@@ -407,7 +409,7 @@ def test_damaged_journal_gives_the_vf_another_guid_than_the_pods(
 def test_example_gives_the_vf_of_the_pod_with_the_guid_of_its_annotation(
     hca: Card, unchanged: dict[str, str]
 ) -> None:
-    """With the example's own pool, and a kubelet that allocates from it; twice, also the VF."""
+    """With the example's own pool, and a kubelet that allocates from it; two pods, one VF."""
     (definition,), (example,) = runtime.definitions(EXAMPLE), runtime.pods(EXAMPLE)
     (network,) = json.loads(example["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"])
     (resource,) = (key for key in example["spec"]["containers"][0]["resources"]["limits"])

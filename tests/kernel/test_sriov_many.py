@@ -13,7 +13,7 @@ from tests.kernel.cards import Card
 from tests.kernel.pods import AT_ONCE, IP, SriovNode, ipam, link_in, link_names, pings, pod, run
 from tests.kernel.processes import in_processes
 
-ALL = 7  # of igb's VFs at each PF
+ALL = 7  # of each PF, as igb has them
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_namespace_killed_during_add_and_delete(sriov: SriovNode, card: Card) ->
 def test_vf_that_an_earlier_plugin_left_in_a_dead_pod_is_moved_to_the_host(
     sriov: SriovNode, pods: list[str], card: Card
 ) -> None:
-    """As after a failed DEL of sriov-cni before a migration: our journal has no entry for it."""
+    """After a failed DEL of sriov-cni before a migration, our journal has no entry for the VF."""
     name = card.netdev(0)
     with pod("old") as netns:
         run(IP, "link", "set", name, "netns", netns, "name", "net1")

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 @pytest.fixture(scope="module")
 def isolated(card: Card) -> Iterator[Card]:
-    """Exclusive mode, and an HCA on each of two VFs: beside igbvf, and in its place."""
+    """Exclusive mode, and an HCA on each of two VFs: one next to igbvf, and one in its place."""
     igb.unbind(card.vfs[1])
     with igb.with_hcas(card.vfs[0], card.vfs[1]), igb.exclusive_rdma():
         yield card
@@ -36,7 +36,7 @@ def uverbs(address: str) -> list[str]:
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["Ethernet", "InfiniBand"])
-def test_rdma_device_goes_with_the_interface_and_comes_back(
+def test_rdma_device_moves_with_the_interface_and_returns(
     sriov: SriovNode, isolated: Card, which: int
 ) -> None:
     before, vf = cards.snapshot(), isolated.vfs[which]
@@ -103,7 +103,7 @@ def test_rdma_device_that_left_the_pod_is_found_by_check(sriov: SriovNode, isola
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["alive", "gone"])
-def test_chain_with_rdma_is_as_good(
+def test_chain_with_rdma_gives_the_same_result(
     sriov: SriovNode, isolated: Card, tmp_path: Path, gone: bool
 ) -> None:
     """Definitions for sriov-cni and rdma-cni: DEL runs in reverse, and nothing blocks it (R1)."""
@@ -191,7 +191,7 @@ def test_failure_after_the_move_brings_all_of_it_home(sriov: SriovNode, isolated
 def settled(snapshot: dict[str, str] | None = None) -> dict[str, str]:
     """A snapshot without the values that every move of an RDMA device changes.
 
-    The IPoIB interface is made again, with another queue pair in its address.
+    The IPoIB interface is recreated, with another queue pair in its address.
     """
     found = cards.snapshot() if snapshot is None else snapshot
     return {

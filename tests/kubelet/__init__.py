@@ -1,7 +1,7 @@
 """A stand-in for the kubelet's device manager, for any device plugin.
 
 It has the kubelet's sockets and its checkpoint below a root directory, and calls a plugin in the
-order in which the kubelet does. Of the project it uses the generated protocol alone.
+kubelet's order. It uses only the generated protocol of the project.
 """
 
 from tests.kubelet.devices import NotStarted, PodRejected, Request

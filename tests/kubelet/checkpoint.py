@@ -17,8 +17,8 @@ def write(
 ) -> None:
     """Replace the file by a rename, as the kubelet does.
 
-    The checksum is of this JSON: the kubelet's is of Go's own dump of the data, and no reader
-    but the kubelet looks at it.
+    The checksum is computed over this JSON. The kubelet's is computed over Go's own dump of the
+    data, and only the kubelet reads it.
     """
     entries = [
         {
@@ -68,7 +68,7 @@ def read(path: Path) -> tuple[list[Held], dict[str, list[str]]]:
 
 
 def _by_node(held: Held) -> dict[str, list[str]]:
-    """By NUMA node: a device of two nodes is in both lists, one without a node in that of -1."""
+    """By NUMA node: a device of two nodes is in both lists, one without a node under -1."""
     nodes: dict[str, list[str]] = {}
     for device_id, numa in sorted(held.devices.items()):
         for node in numa or (-1,):

@@ -1,4 +1,4 @@
-"""The kubelet's device manager: which devices there are, who holds them, how they are chosen.
+"""The kubelet's device manager: the devices, their holders, and their selection.
 
 After pkg/kubelet/cm/devicemanager/manager.go and pod_devices.go of Kubernetes 1.33.
 """
@@ -37,7 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, kw_only=True):
-    """What one container holds of one resource."""
+    """The devices of one container for one resource."""
 
     uid: str
     container: str
@@ -59,7 +59,7 @@ class Given(msgspec.Struct, kw_only=True):
 
 
 class FirstOne(random.Random):
-    """A kubelet's choice of an order, in which this resource comes first."""
+    """A kubelet's choice of an order in which this resource comes first."""
 
     def __init__(self, first: str) -> None:
         super().__init__(0)
@@ -73,21 +73,21 @@ class FirstOne(random.Random):
 class Manager:
     """The devices of every resource and their holders. One pod is admitted at a time.
 
-    A plugin may ask for PodResources while it is called, so no lock is held then: what changes
-    meanwhile is replaced whole.
+    A plugin may call PodResources during its own call, so no lock is held then: each value is
+    replaced as a whole.
     """
 
     def __init__(self, choice: random.Random, old: bool) -> None:
         self._lock = threading.Lock()
         self.devices: dict[str, Devices] = {}  # by resource
-        self.endpoints: dict[str, Endpoint | None] = {}  # None: known from before a restart
+        self.endpoints: dict[str, Endpoint | None] = {}  # `None`: known from before a restart
         self.held: list[Held] = []
         self._choice = choice
         self._old = old
         self._reusable: dict[str, dict[str, set[str]]] = {}  # by pod, by resource
 
     def connected(self, endpoint: Endpoint) -> None:
-        """Register a plugin: the newest one has the resource."""
+        """Register a plugin: the newest one serves the resource."""
         self.endpoints[endpoint.resource] = endpoint
 
     def update(self, endpoint: Endpoint, devices: Devices) -> None:
@@ -98,7 +98,7 @@ class Manager:
     def lost(self, endpoint: Endpoint) -> None:
         """A plugin's list has ended: nothing of the resource is healthy any more.
 
-        Old kubelets take down the resource whichever endpoint it was (kubernetes issue 121994).
+        Old kubelets drop the resource even if another endpoint serves it (kubernetes issue 121994).
         """
         current = self.endpoints.get(endpoint.resource)
         if current is None or not (self._old or current is endpoint):
@@ -132,7 +132,7 @@ class Manager:
             self.held = [held for held in self.held if held.uid in uids]
 
     def allocate(self, uid: str, request: Request, numa: Collection[int] | None) -> bool:
-        """Give a container its devices; true if anything changed. Raises PodRejected."""
+        """Give a container its devices; returns True if anything changed. Raises PodRejected."""
         for other in set(self._reusable) - {uid}:
             del self._reusable[other]
         reusable = self._reusable.setdefault(uid, {})
@@ -199,7 +199,7 @@ class Manager:
         reusable: set[str],
         numa: Collection[int] | None,
     ) -> set[str]:
-        """The kubelet's devicesToAllocate. Empty if nothing is needed."""
+        """The kubelet's devicesToAllocate. Returns an empty list if nothing is needed."""
         healthy = self.healthy(resource)
         if resource not in self.devices:
             raise PodRejected(f"cannot allocate unregistered device {resource}")

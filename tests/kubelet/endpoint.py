@@ -20,7 +20,7 @@ class Endpoint:
     """One registered socket of a plugin: its calls, and its list in a thread."""
 
     def __init__(self, resource: str, socket: Path, record: Record, connect: float) -> None:
-        """Connect and ask for the options. Raises grpc errors."""
+        """Connect and request the options. Raises grpc errors."""
         self.resource = resource
         self.socket = socket
         self.stopped = False
@@ -77,7 +77,7 @@ class Endpoint:
     def preferred(
         self, available: Collection[str], must_include: Collection[str], size: int
     ) -> list[str]:
-        """The preferred ids; none if the plugin does not offer this call. Raises RpcError."""
+        """The preferred ids; empty if the plugin does not offer this call. Raises RpcError."""
         if not self.options.get_preferred_allocation_available:
             return []
         self._record("GetPreferredAllocation", self.resource, sorted(available), size)
@@ -96,7 +96,7 @@ class Endpoint:
         return list(responses[0].deviceIDs) if responses else []
 
     def allocate(self, ids: Sequence[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The response to a single container request. Raises RpcError, LookupError."""
+        """The response to a single container request. Raises RpcError or LookupError."""
         if self.stopped:
             raise LookupError(f"endpoint {self.socket} has been stopped")
         self._record("Allocate", self.resource, sorted(ids))
@@ -111,7 +111,7 @@ class Endpoint:
         return response
 
     def pre_start(self, ids: Sequence[str], timeout: float) -> None:
-        """Call PreStartContainer if the plugin asks for it. Raises RpcError."""
+        """Call PreStartContainer if the plugin requires it. Raises RpcError."""
         self._record("PreStartContainer", self.resource, sorted(ids))
         request = v1beta1_pb2.PreStartContainerRequest(devices_ids=ids)
         self._stub.PreStartContainer(request, timeout=timeout)

@@ -25,7 +25,7 @@ PRE_START = 30.0  # seconds
 
 
 class Pod(msgspec.Struct, kw_only=True):
-    """A pod that was admitted; `containers` by name, as they were started."""
+    """An admitted pod; `containers` by name, as they were started."""
 
     name: str
     namespace: str
@@ -46,10 +46,10 @@ class Call(msgspec.Struct, frozen=True):
 class Kubelet:
     """A kubelet on a root directory (/var/lib/kubelet), from `start` until `stop`.
 
-    `seed` decides what the kubelet leaves to chance. `old` is one that drops a resource when any
-    of its plugins hangs up. `refuse` gives, by resource, the error
-    that Register ends with. `before_watch` is called within Register, before the list is asked
-    for; it never is if that is false.
+    `seed` decides the kubelet's random choices. An `old` kubelet drops a resource when any of its
+    plugins hangs up. `refuse` gives, by resource, the error with which Register ends.
+    `before_watch` is called within Register, before the kubelet requests the list; if it returns
+    False, the kubelet never does.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Kubelet:
     # Start and stop.
 
     def start(self) -> None:
-        """Remove old sockets, read the checkpoint, and make the own sockets."""
+        """Remove old sockets, read the checkpoint, and make its own sockets."""
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.root / "pod-resources").mkdir(exist_ok=True)
         for path in self.directory.iterdir():
-            with suppress(FileNotFoundError):  # a plugin has renamed or removed its own
+            with suppress(FileNotFoundError):  # a plugin has renamed or removed its socket
                 if stat.S_ISSOCK(path.lstat().st_mode):
                     path.unlink()
         with self.changed:
@@ -125,12 +125,13 @@ class Kubelet:
             endpoint.close()
 
     def restart(self) -> None:
-        """Stop and start again; pods go on."""
+        """Stop and start again; pods keep running."""
         self.stop()
         self.start()
 
     def wait(self, condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:  # noqa: ANN401
-        """Wait until the condition is true; return its value. AssertionError after `timeout`."""
+        """Wait until the condition is true; returns its value. Raises AssertionError after
+        `timeout`."""
         end = time.monotonic() + timeout
         with self.changed:
             while not (found := condition()):
@@ -164,12 +165,12 @@ class Kubelet:
             return sorted(self._manager.endpoints)
 
     def endpoint(self, resource: str) -> Endpoint | None:
-        """The plugin that has the resource."""
+        """The plugin that serves the resource."""
         with self.changed:
             return self._manager.endpoints.get(resource)
 
     def held(self) -> list[Held]:
-        """The ids that containers hold; frees those of pods that are gone first."""
+        """The ids that containers hold; frees those of deleted pods first."""
         with self.changed:
             self._manager.forget_all_but(self.pods)
             return list(self._manager.held)
@@ -191,10 +192,10 @@ class Kubelet:
         numa: Collection[int] | None = None,
         start: bool = True,
     ) -> Pod:
-        """Admit a pod and start its containers. Raises PodRejected, NotStarted.
+        """Admit a pod and start its containers. Raises PodRejected or NotStarted.
 
-        Init containers come first. A rejected pod is not tried again; what it was given before
-        is freed with the next allocation. `numa` is the topology manager's choice, if any.
+        Init containers come first. A rejected pod is not retried; its devices are freed with the
+        next allocation. `numa` is the topology manager's choice, if any.
         """
         requests = [
             container if isinstance(container, Request) else msgspec.convert(container, Request)
@@ -223,7 +224,7 @@ class Kubelet:
         return pod
 
     def readmit(self, pod: Pod) -> None:
-        """Admit a pod of before again, as the kubelet does after a restart."""
+        """Admit an existing pod again, as the kubelet does after a restart."""
         self.pods[pod.uid] = pod
         with self._admission:
             for request in pod.requests:
@@ -257,7 +258,7 @@ class Kubelet:
             if same:
                 self._manager.connected(endpoint)
                 self._endpoints.append(endpoint)
-        if not same:  # the next kubelet knows nothing of a call to this one
+        if not same:  # the next kubelet does not know this call
             endpoint.close()
             raise ValueError("the kubelet ends")
         if self.before_watch(endpoint):
@@ -270,7 +271,7 @@ class Kubelet:
             self.changed.notify_all()
 
     def hold(self, held: Sequence[Held], pods: Mapping[str, "Pod"]) -> None:
-        """Have these pods, by UID, hold these devices, as if they had been admitted."""
+        """Let these pods, by UID, hold these devices, as if they had been admitted."""
         with self.changed:
             self._manager.held = list(held)
             self.pods.update(pods)
@@ -337,7 +338,7 @@ class _Registration(v1beta1_pb2_grpc.RegistrationServicer):
 
 
 def is_extended_resource_name(name: str) -> bool:
-    """A qualified name outside kubernetes.io, also with "requests." before it (helpers.go)."""
+    """Whether it is a qualified name outside kubernetes.io, even after "requests." (helpers.go)."""
     if "/" not in name or "kubernetes.io/" in name or name.startswith("requests."):
         return False
     domain, _, rest = f"requests.{name}".partition("/")

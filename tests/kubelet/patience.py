@@ -1,4 +1,4 @@
-"""A kubelet on a busy machine may take its time."""
+"""Long timeouts for a kubelet on a busy machine."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.waiting import PATIENCE
 
 @pytest.fixture(autouse=True)
 def kubelet_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What anybody asks of the kubelet they are told, however late."""
+    """Raise the product's timeouts for the kubelet, so that late answers still count."""
     monkeypatch.setattr(records, "KUBELET_TIMEOUT", PATIENCE)
     for module in (pool_service, reconcile, pre_start):
         monkeypatch.setattr(module, "ASK_KUBELET", PATIENCE)

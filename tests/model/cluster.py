@@ -1,17 +1,17 @@
 """A state of the model of whole blocks: the object of one block of one address, and the machines.
 
-A uid or a resource version matters only by whether it is still the object's. So the model keeps
-just that with whoever remembers one: SAME, CHANGED (the object was written since), or GONE (it was
-deleted since; another may be there). Which numbers they are would only multiply the states.
+A uid or a resource version matters only in comparison with the object's. So the model keeps the
+result of this comparison for each reader: SAME, CHANGED (the object was written since), or GONE (it
+was deleted since; another one may exist). Real numbers would only multiply the states.
 
-The same with time. A confirmation is RECENT; or OLD once the controller's wait began after its
-request; or EXPIRED once that wait is over. Nothing else is known of clocks.
+The same holds for time. A confirmation is RECENT; it is OLD once the controller's wait began after
+its request; it is EXPIRED once that wait is over. The model has no other clocks.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-# What has become of the object since a writer saw it.
+# The change of the object since a writer read it.
 SAME, CHANGED, GONE = "same", "changed", "gone"
 
 RECENT, OLD, EXPIRED = "recent", "old", "expired"
@@ -23,16 +23,16 @@ USABLE, RETURNING = "usable", "returning"
 # A machine's Node object. LAGGING: it shows an earlier boot than the machine's present one.
 PRESENT, LAGGING, TAINTED, ABSENT = "present", "lagging", "out-of-service", "absent"
 
-# The address on a machine. FORGOTTEN: a sandbox has it, and the store that knew it was lost.
+# The address on a machine. FORGOTTEN: a sandbox has it, and the store that recorded it was lost.
 FREE, HELD, FORGOTTEN, TWICE = "free", "held", "forgotten", "twice"
 
-# What a look at the block found. WRITE_FIRST: ours, but Reclaiming or of another boot.
+# The result of a look at the block. WRITE_FIRST: ours, but Reclaiming or of another boot.
 NOTHING, OURS, WRITE_FIRST = "nothing", "ours", "write first"
 
 
 class Block(NamedTuple):
-    """The object on the API server. `instance`: its holder is the machine's present store, and not
-    one that was lost. `boot`: holder.boot is the machine's present boot."""
+    """The object on the API server. `instance`: its holder is the machine's present store, not a
+    lost one. `boot`: holder.boot is the machine's present boot."""
 
     holder: int
     instance: bool = True
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the API server did, on its way to the agent. `age` counts from before the request."""
+    """The API server's action, on its way to the agent. `age` counts from before the request."""
 
     verb: str
     age: str = RECENT
@@ -57,9 +57,10 @@ class Answer(NamedTuple):
 
 
 class Late(NamedTuple):
-    """A change that has not arrived, and that no node waits for any more.
+    """A change that has not arrived, and for which no node waits any more.
 
-    `instance` and `boot` are as in the block that it writes."""
+    `instance` and `boot` are those of the block that it writes.
+    """
 
     verb: str
     since: str = SAME
@@ -80,7 +81,7 @@ class Machine(NamedTuple):
 
 
 class Controller(NamedTuple):
-    """How far the leader is: idle, fenced, waited, sure (and two that only mutants have)."""
+    """The leader's progress: idle, fenced, waited, sure (and two that only mutants have)."""
 
     step: str = "idle"
     since: str = SAME
@@ -103,7 +104,7 @@ def new_cluster(machines: int) -> Cluster:
 
 
 def change(cluster: Cluster, number: int, machine: Machine) -> Cluster:
-    """The state with that machine in place of the one of this number."""
+    """The state with this machine at index `number`."""
     block, controller, machines, clones = cluster
     machines = (*machines[:number], machine, *machines[number + 1 :])
     return Cluster(block, controller, machines, clones)
@@ -118,12 +119,12 @@ def each_machine(cluster: Cluster, changed: Callable[[Machine], Machine]) -> Clu
 
 
 def written(cluster: Cluster, block: Block) -> Cluster:
-    """The object with a new resource version, for which all who saw it before are too late."""
+    """The object with a new resource version, so that writes of earlier readers fail."""
     return _seen_before(cluster, CHANGED)._replace(block=block)
 
 
 def deleted(cluster: Cluster) -> Cluster:
-    """No object. If one gets the name again, it will have another uid."""
+    """The state without the object. A new object with its name will have another uid."""
 
     def without(machine: Machine) -> Machine:
         return machine._replace(row=machine.row._replace(alive=False)) if machine.row else machine
@@ -150,7 +151,8 @@ def _seen_before(cluster: Cluster, since: str) -> Cluster:
 
 
 def wait_begins(cluster: Cluster) -> Cluster:
-    """From here on the controller waits: a request before this will have expired after it."""
+    """The controller's wait begins: a request before this moment will have expired after the
+    wait."""
     return _aged(cluster, RECENT, OLD)
 
 
@@ -159,7 +161,7 @@ def wait_is_over(cluster: Cluster) -> Cluster:
 
 
 def no_wait(cluster: Cluster) -> Cluster:
-    """No node waits: nothing tells these ages apart."""
+    """No node waits, so nothing distinguishes these ages."""
     return _aged(cluster, OLD, RECENT)
 
 
@@ -182,13 +184,14 @@ def _aged(cluster: Cluster, before: str, after: str) -> Cluster:
 
 
 def one_owner(cluster: Cluster) -> bool:
-    """I1: no address is in use on two machines, or by two pods of one."""
+    """I1: no address is in use on two machines, or by two pods of one machine."""
     used = [machine.pod for machine in cluster.machines if machine.pod != FREE]
     return len(used) < 2 and TWICE not in used
 
 
 def usable_is_leased(cluster: Cluster) -> bool:
-    """I2, I3: who may hand out has the block on the API server, with its uid and its instance."""
+    """I2, I3: a node that may hand out has the block on the API server, with its uid and
+    instance."""
     block = cluster.block
     return all(
         block is not None
@@ -200,7 +203,7 @@ def usable_is_leased(cluster: Cluster) -> bool:
 
 
 def returning_is_empty(cluster: Cluster) -> bool:
-    """I4: of a block that is being returned nothing is held."""
+    """I4: no address of a block that is being returned is held."""
     return not any(
         machine.pod == HELD and machine.row and machine.row.state == RETURNING
         for machine in cluster.machines
@@ -208,7 +211,7 @@ def returning_is_empty(cluster: Cluster) -> bool:
 
 
 def used_is_leased(cluster: Cluster) -> bool:
-    """I7: whoever deletes a block, its address is not in use."""
+    """I7: no address of a deleted block is in use."""
     return all(
         cluster.block is not None and cluster.block.holder == number
         for number, machine in enumerate(cluster.machines)

@@ -1,7 +1,7 @@
-"""Looks at every state that a protocol can reach, breadth-first: a trace it finds is a shortest.
+"""Visits every state that a protocol can reach, breadth-first, so a found trace is a shortest one.
 
-A model is a first state, a function that yields each step that is possible in a state (its name,
-and the state after it), and invariants: predicates of a state. States are hashable.
+A model is a first state, a function that yields each possible step from a state (its name, and the
+state after it), and invariants: predicates of a state. States are hashable.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -15,10 +15,10 @@ Holds = Callable[[State], bool]
 
 
 class Explored(NamedTuple, Generic[State]):
-    """Every state `reached`, with the step it was first reached by.
+    """Every state `reached`, with the step that reached it first.
 
-    If an invariant is broken, `broken` is its name, `trace` a shortest way there, and the states
-    are those up to that one.
+    If an invariant is broken, `broken` is its name and `trace` a shortest way there. The states are
+    those visited before.
     """
 
     reached: Mapping[State, tuple[State, str] | None]
@@ -50,7 +50,7 @@ def explore(
 def without_way_to(
     good: Holds[State], reached: Iterable[State], steps: Steps[State]
 ) -> list[State]:
-    """The states from which these steps lead to no good one."""
+    """The states from which these steps lead to no good state."""
     every = list(reached)
     before: dict[State, list[State]] = {}
     for state in every:

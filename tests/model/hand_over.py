@@ -1,11 +1,11 @@
-"""The hand-over of a block between nodes: docs/developers/protocol.md says the rules.
+"""The hand-over of a block between nodes, by the rules of docs/developers/protocol.md.
 
-One block, which is a pod's, or which a lost machine may still use; any of the nodes may run the
-pod. Each PUT is done and answered, done with its answer lost, or arrives late. It names the version
-that was read: a change of the block makes every late PUT fail. A node may die, with proof, and
-return as another instance at once; the block's holder is NOBODY then. Or it is cut off for so long
-that it hands out nothing more, and comes back. The fence and its wait are those of whole blocks
-(whole_blocks.py); a machine whose Node was deleted has no pods any more, as there.
+There is one block, which belongs to a pod or may still be used by a lost machine. Any of the nodes
+may run the pod. Each PUT is executed and answered, executed with its answer lost, or arrives late.
+It names the version that was read: a change of the block makes every late PUT fail. A node may die,
+with proof, and return immediately as another instance; the block's holder is NOBODY then. Or it is
+cut off until it hands out nothing more, and comes back. The fence and its wait are those of whole
+blocks (whole_blocks.py). As there, a machine whose Node was deleted has no pods any more.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The protocol as it is written. Each field that is turned makes a mutant."""
+    """The written protocol. Each inverted field makes a mutant."""
 
     mark_then_drain: bool = True
     put_names_version: bool = True
@@ -48,17 +48,17 @@ class Rules(NamedTuple):
 
 
 def start(nodes: int) -> State:
-    """The first node has the block, and no pod the address."""
+    """The first node has the block, and no pod has the address."""
     return State(Block(0), (Node(row=USABLE), *(Node() for _ in range(nodes - 1))))
 
 
 def one_owner(state: State) -> bool:
-    """I1."""
+    """I1: at most one node's pod has the address."""
     return sum(node.pod for node in state.nodes) <= 1
 
 
 def usable_is_held(state: State) -> bool:
-    """I3: what hands out holds the block, and has not let go of it."""
+    """I3: a node that hands out holds the block, and has not released it."""
     return all(
         node.row != USABLE or (state.block.holder == number and state.block.state != DRAINING)
         for number, node in enumerate(state.nodes)
@@ -66,7 +66,7 @@ def usable_is_held(state: State) -> bool:
 
 
 def returning_is_empty(state: State) -> bool:
-    """I4."""
+    """I4: a block that is being returned is empty."""
     return not any(node.row == RETURNING and node.pod for node in state.nodes)
 
 
@@ -89,7 +89,7 @@ def _change(state: State, number: int, node: Node) -> State:
 
 
 def _put(state: State, block: Block, rules: Rules) -> State:
-    """A PUT that is done: all that are still on their way have read another version."""
+    """An executed PUT: all pending ones have read another version."""
     nodes = state.nodes
     if rules.put_names_version:
         nodes = tuple(node._replace(late="") for node in nodes)
@@ -147,7 +147,7 @@ def _takes(state: State, number: int, node: Node, rules: Rules) -> Iterator[Step
 
 
 def _late(state: State, number: int, node: Node, rules: Rules) -> Iterator[Step[State]]:
-    """A PUT comes that its node has given up on: what it does then, it does by reading."""
+    """A PUT arrives after its node gave up on it; the node learns its effect by reading."""
     if node.late:
         block = Block(number, ACTIVE if node.late == TAKE else DRAINING)
         done = _put(state, block, rules)

@@ -2,8 +2,9 @@
 
 The address is in two IPPools, whose ranges overlap. A node of whereabouts reads an IPPool, and
 patches it later if the address is still free there. Our controller reads both, adds placeholders,
-and then writes the pool's status, by which a node of ours leases and hands out; each of them may
-die, or go by what it read before. Reservations keep whereabouts from giving it out in both IPPools.
+and then writes the pool's status. A node of ours uses that status to lease and hand out. Each of
+them may die, or act on an earlier read. Reservations keep whereabouts from giving the address out
+in both IPPools.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ Entries = tuple[str, str]
 
 @dataclass(frozen=True)
 class Rules:
-    """What the protocol demands. Each can be left out."""
+    """The rules of the protocol. Each can be left out."""
 
     placeholders_before_offer: bool = True
     every_ippool: bool = True
@@ -30,10 +31,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class World:
-    """`entries`, `offered` and `held` are on the API server. `looked` is what the controller knows,
-    `told` the `held` that our node has read, `row` what its block keeps out, None without a block.
-    `seen` says of each IPPool that whereabouts has read it when the address was free; `theirs`
-    that a pod of whereabouts uses the address, whatever became of its entry."""
+    """`entries`, `offered` and `held` are on the API server. `looked` is the controller's last
+    read, `told` the `held` that our node has read, and `row` the exclusion in its block, `None`
+    without a block. `seen` marks each IPPool that whereabouts read when the address was free.
+    `theirs`: a pod of whereabouts uses the address, even if its entry is gone."""
 
     entries: Entries = ("", "")
     offered: bool = False
@@ -114,7 +115,7 @@ def _with(pair: tuple, number: int, value: object) -> tuple:  # type: ignore[typ
 
 
 def every_order(rules: Rules) -> Explored[World]:
-    """All states, or those up to one where both sides use the address."""
+    """All states, or those up to one in which both sides use the address."""
     apart = {"apart": lambda world: not (world.ours and world.theirs)}
     return explore(World(), partial(steps, rules=rules), apart)
 

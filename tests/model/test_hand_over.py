@@ -1,4 +1,4 @@
-"""A block changes hands: its rules hold in every state, and each of them is needed."""
+"""A block changes hands: the invariants hold in every state, and each rule is needed."""
 
 import functools
 
@@ -7,7 +7,7 @@ import pytest
 from tests.model.explore import explore, without_way_to
 from tests.model.hand_over import INVARIANTS, Rules, State, start, steps
 
-# A rule; without it: the first invariant that breaks, after how many steps.
+# A rule. Without it: the first invariant that breaks, and the number of steps until then.
 MUTANTS = (
     ("mark_then_drain", "I3", 1),
     ("put_names_version", "I3", 4),

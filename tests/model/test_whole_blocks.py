@@ -1,4 +1,4 @@
-"""Whole blocks: the protocol holds in every state, and without any one of its rules it does not.
+"""Whole blocks: the protocol holds in every state, and fails without any one of its rules.
 
 `pytest -s` shows the number of states, and a shortest way to each mutant's first broken invariant.
 """
@@ -11,7 +11,7 @@ from tests.model.cluster import HELD, INVARIANTS, Cluster, new_cluster
 from tests.model.explore import Explored, Step, explore, without_way_to
 from tests.model.whole_blocks import Rules, WholeBlocks
 
-# A rule; without it: the first invariant that breaks, after how many steps, on how many machines.
+# A rule. Without it: the first invariant that breaks, the number of steps, and of machines.
 MUTANTS = (
     ("row_before_address", "I10", 2, 1),
     ("mark_before_delete", "I3", 3, 1),
@@ -35,7 +35,7 @@ MUTANTS = (
 )
 DUPLICATES = {"I1": INVARIANTS["I1"]}
 
-# What no agent, controller or kubelet does of its own accord.
+# Events that no agent, controller or kubelet causes.
 FAULTS = ("power loss", "store lost", "Node deleted", "taint", "never arrives", "is late", "lost")
 
 
@@ -82,7 +82,7 @@ def test_two_pods_then_have_one_address(rule: str) -> None:
 
 
 def test_the_model_reaches_what_it_is_about() -> None:
-    """So that the invariants do not hold just because nothing happens."""
+    """The invariants must not hold merely because nothing happens."""
     reached = two_machines().reached
     steps = {name for each in steps_of_two_machines().values() for name, _ in each}
     assert {"POST arrives", "PUT arrives", "DELETE arrives", "reclaimed, answer lost"} <= steps
@@ -97,7 +97,7 @@ def test_the_model_reaches_what_it_is_about() -> None:
 
 
 def test_an_address_is_handed_out_in_the_end() -> None:
-    """L1: once nothing fails any more, somebody can have the address, unless its holder is away."""
+    """L1: once nothing fails any more, a pod can get the address, unless its holder is away."""
     stuck = without_way_to(_is_held, two_machines().reached, _without_faults)
     print(f"{len(stuck)} of {len(two_machines().reached)} states wait for the holder or a proof")
     assert all(_holder_is_away(state) for state in stuck)
@@ -123,7 +123,7 @@ def _is_free(state: Cluster) -> bool:
 
 
 def _holder_is_away(state: Cluster) -> bool:
-    """Silent without a proof, or its store was lost while its sandboxes may live."""
+    """Whether it is silent without a proof, or its store was lost while its sandboxes may live."""
     assert state.block is not None
     holder = state.machines[state.block.holder]
     return not holder.on or not state.block.instance

@@ -1,9 +1,9 @@
 """The protocol of docs/developers/protocol.md for whole blocks, as steps from state to state.
 
 An answer may be lost at any time: then the agent has forgotten its call, as after a crash. A change
-may be late: the agent gave up, and the API server has the effect at any later time, or never. What
-a watch or a cache says may be arbitrarily old. So here it says anything at any time: agents look
-at the block, and the controller fences it, without a reason.
+may be late: the agent gave up, and the change takes effect at any later time, or never. A watch or
+a cache may be arbitrarily old. So here it may report anything at any time: agents look at the
+block, and the controller fences it, without a reason.
 """
 
 import functools
@@ -48,7 +48,7 @@ from tests.model.explore import Step
 
 
 class Rules(NamedTuple):
-    """The protocol as it is written. Each field that is turned makes a mutant."""
+    """The written protocol. Each inverted field makes a mutant."""
 
     row_before_address: bool = True
     mark_before_delete: bool = True
@@ -67,7 +67,7 @@ class Rules(NamedTuple):
     proof_after_fence: bool = True
     shown_boot_is_the_present_one: bool = True
     reclaim_names_version: bool = True
-    # What administrators promise. Without it nothing on the API server helps.
+    # A promise of administrators. Without it nothing on the API server helps.
     deleted_nodes_have_stopped: bool = True
     tainted_nodes_are_off: bool = True
 
@@ -76,7 +76,7 @@ AS_WRITTEN = Rules()
 
 
 class WholeBlocks:
-    """Steps under these rules. `most` bounds the late changes, and the answers, on their way."""
+    """Steps under these rules. `most` bounds the pending late changes and answers."""
 
     def __init__(self, rules: Rules = AS_WRITTEN, most: int = 1) -> None:
         self.rules = rules
@@ -135,7 +135,7 @@ class WholeBlocks:
             yield "an old event", change(cluster, number, machine._replace(confirmed=RECENT))
 
     def _delete(self, cluster: Cluster, number: int, machine: Machine) -> Iterator[Step[Cluster]]:
-        """DELETE, with the uid in the row, and the version of a GET just before."""
+        """DELETE, with the uid in the row, and the version of a GET directly before."""
         row = machine.row
         assert row is not None
         done = deleted(cluster) if row.alive or not self.rules.delete_names_uid else cluster
@@ -147,7 +147,7 @@ class WholeBlocks:
             yield from self._given_up("DELETE", cluster, number)
 
     def _seen(self, cluster: Cluster, number: int) -> str:
-        """What a consistent read finds now."""
+        """The result of a consistent read now."""
         block, machine = cluster.block, cluster.machines[number]
         if block is None or not self._is_holder(cluster, number):
             return NOTHING
@@ -170,7 +170,7 @@ class WholeBlocks:
     def _answered(
         self, cluster: Cluster, number: int, machine: Machine, answer: Answer
     ) -> Iterator[Step[Cluster]]:
-        """The agent gets the answer, or not."""
+        """The agent gets the answer, or loses it."""
         idle = machine._replace(answer=None)
         yield f"{answer.verb} is not answered", change(cluster, number, idle)
         if answer.saw == NOTHING:
@@ -187,20 +187,20 @@ class WholeBlocks:
                 yield "address, then row", change(cluster, number, idle._replace(pod=HELD))
 
     def _put(self, cluster: Cluster, number: int, block: Block) -> Iterator[Step[Cluster]]:
-        """PUT of the block as it was just seen: Active, with our instance and boot."""
+        """PUT of the block that was just read: Active, with our instance and boot."""
         holder = number if cluster.clones else block.holder
         yield from self._done("PUT", written(cluster, Block(holder)), number)
         yield from self._given_up("PUT", cluster, number)
 
     def _done(self, verb: str, done: Cluster, number: int) -> Iterator[Step[Cluster]]:
-        """The API server has done it, and answers, or the answer is lost."""
+        """The API server has executed the call. It answers, or the answer is lost."""
         yield f"{verb}, answer lost", done
         if self._may_answer(done):
             answering = done.machines[number]._replace(answer=Answer(verb))
             yield verb, change(done, number, answering)
 
     def _given_up(self, verb: str, cluster: Cluster, number: int) -> Iterator[Step[Cluster]]:
-        """The agent waits no more, and the request is still on its way."""
+        """The agent stops waiting, and the request is still on its way."""
         if sum(machine.late is not None for machine in cluster.machines) < self.most:
             waiting = cluster.machines[number]._replace(late=Late(verb))
             yield f"{verb} is late", change(cluster, number, waiting)
@@ -258,7 +258,7 @@ class WholeBlocks:
         return cluster._replace(controller=cluster.controller._replace(step=step))
 
     def _proof(self, cluster: Cluster, block: Block) -> bool:
-        """What the API server shows now proves that the holder's sandboxes are dead."""
+        """Whether the API server's present state proves that the holder's sandboxes are dead."""
         holder, rules = cluster.machines[block.holder], self.rules
         waited = cluster.controller.step == "waited" or not rules.absent_node_is_waited_for
         if holder.node == TAINTED:
@@ -303,7 +303,7 @@ class WholeBlocks:
     def _store_lost(
         self, cluster: Cluster, number: int, machine: Machine
     ) -> Iterator[Step[Cluster]]:
-        """The store is deleted, or one of another machine is in its place: another instance."""
+        """The store is deleted, or replaced by another machine's: it is another instance."""
         new = machine._replace(row=None, confirmed=EXPIRED, answer=None)
         new = new._replace(late=machine.late and machine.late._replace(instance=False))
         if machine.pod == HELD:
@@ -314,7 +314,7 @@ class WholeBlocks:
         yield "store lost", lost
 
     def _plain(self, cluster: Cluster) -> Cluster:
-        """The one state for all that behave alike."""
+        """The representative of all states that behave alike."""
         controller, rules = cluster.controller, self.rules
         if controller.since == GONE or (controller.since != SAME and rules.reclaim_names_version):
             cluster = cluster._replace(controller=IDLE)
@@ -331,7 +331,7 @@ class WholeBlocks:
 
     def _plain_machine(self, machine: Machine, leases: bool) -> Machine:
         if not leases and not (machine.on and machine.node in (PRESENT, LAGGING)):
-            # It can become this at once, and what it was does not matter.
+            # The Node can become this at once, and its earlier value does not matter.
             node = PRESENT if machine.on else LAGGING
             machine = machine._replace(on=True, node=node)
         answer, late, rules = machine.answer, machine.late, self.rules
@@ -342,7 +342,7 @@ class WholeBlocks:
             and machine.pod != HELD
             and rules.delete_names_uid
         ):
-            machine = machine._replace(row=None)  # it does as little
+            machine = machine._replace(row=None)  # the row has no effect either way
         if answer is not None and answer.saw == WRITE_FIRST and answer.since != SAME:
             machine = machine._replace(answer=None)  # its PUT would fail
         elif answer is not None and answer.saw != OURS and answer.age != RECENT:
@@ -358,7 +358,7 @@ class WholeBlocks:
 
 
 def _kept_by_disk(row: Row | None) -> list[Row | None]:
-    """What a power loss may leave: the last transactions may not have been written."""
+    """The rows that may remain after a power loss: the last transactions may be unwritten."""
     kept: list[Row | None] = [row]
     if row is None:
         kept.append(Row(USABLE, alive=False))
@@ -369,11 +369,11 @@ def _kept_by_disk(row: Row | None) -> list[Row | None]:
     return kept
 
 
-_key = functools.cache(repr)  # the same in every run, as a hash is not
+_key = functools.cache(repr)  # the same in every run, unlike a hash
 
 
 def _sorted(cluster: Cluster) -> Cluster:
-    """Machines have no names: their order tells nothing."""
+    """The state with sorted machines: they have no names, so their order has no meaning."""
     holder = cluster.block.holder if cluster.block else -1
     machines = cluster.machines
     order = sorted(range(len(machines)), key=lambda n: (_key(machines[n]), n == holder))

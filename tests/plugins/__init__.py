@@ -1,6 +1,6 @@
 """Executables that stand in for plugins: `noop` follows a script, `delegate` records its calls.
 
-`install_noop` makes the executable in the way that `tools/make_cni.py` makes ours.
+`install_noop` makes the executable in the same way as `tools/make_cni.py` makes ours.
 """
 
 import shutil

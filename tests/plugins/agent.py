@@ -1,7 +1,7 @@
-"""An agent for tests: ours, with the doubles among its plugins, and files where a request says.
+"""An agent for tests: ours, with the doubles among its plugins, and paths from each request.
 
-The agent proper takes its roots from its own environment only. Here one agent serves every
-test of a session, each of which has directories of its own.
+The real agent takes its roots only from its own environment. Here one agent serves every test of a
+session, and each test has its own directories.
 """
 
 import os
@@ -13,8 +13,7 @@ from agent.serve.calls import Loader
 from base.paths import Paths
 from cni.ipoib.plugin import IPoIB
 from cni.spec.plugin import Plugin
-from ipam.plugin import IpamExecutable
-from ipam.plugin import AddressPlugin
+from ipam.plugin import AddressPlugin, IpamExecutable
 from ipam.store_choice import Stores
 from tests.plugins.noop import Noop
 

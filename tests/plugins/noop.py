@@ -1,7 +1,7 @@
-"""A plugin without a network, which does what the environment variable NOOP says.
+"""A plugin without a network, which follows the environment variable NOOP.
 
-NOOP is a JSON object, see `Script`. Without it: ADD answers one address, everything succeeds.
-With "ipam" in the configuration it passes every verb on to that delegate. It answers a prevResult
+NOOP is a JSON object, see `Script`. Without it, ADD answers one address, and everything succeeds.
+With "ipam" in the configuration it passes every verb on to that delegate. It returns a prevResult
 unchanged. For every call that reaches a verb it writes the configuration's bytes to a file below
 PODFABRIC_STATE.
 """
@@ -27,7 +27,7 @@ _NONE = msgspec.Raw()
 
 
 class Script(msgspec.Struct):
-    """What every verb does, in this order."""
+    """The actions of every verb, in this order."""
 
     versions: tuple[str, ...] = VERSIONS
     prints: str = ""

@@ -1,4 +1,4 @@
-"""An agent that dies often. It is forked from a process that has imported everything, so the
+"""An agent that dies often. It is forked from a process that has imported everything, so that the
 next one starts quickly.
 
 `python -m tests.plugins.nursery` keeps one child running and writes its pid to `<run>/agent.pid`.
@@ -30,8 +30,8 @@ def main() -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM)
 
-    # SIGTERM comes only while there is a child that it ends. Else one between the look at
-    # `stopping` and the fork would end none, and the next child would live on.
+    # SIGTERM is allowed only while there is a child that it ends. Otherwise a SIGTERM between the
+    # check of `stopping` and the fork would end none, and the next child would live on.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, stop)
     while not stopping:

@@ -2,7 +2,7 @@
 everything, so each starts quickly.
 
 `python -m tests.plugins.relay` forks an agent for each line of standard input and prints its pid.
-At the end of standard input it ends.
+It exits at the end of standard input.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""An agent as a process, started again when it dies, and launchers that call it."""
+"""An agent as a process, restarted after each death, and launchers that call it."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ LAUNCHER = CHECKOUT / "build/cni/launcher"
 class Service:
     """`module` as an agent whose files are below `root`; `through` wraps the command.
 
-    `command` is another way to start an agent.
+    `command` is an alternative command to start an agent.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Service:
             )
 
     def keep_alive(self) -> None:
-        """Start it again each time it dies, until `stop`."""
+        """Restart it after each death, until `stop`."""
         self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._keeper.start()
 
@@ -70,7 +70,7 @@ class Service:
                     self.process = self._start()
 
     def wait_until_ready(self) -> None:
-        """Return when it accepts connections."""
+        """Wait until it accepts connections."""
         until(lambda: self._serves() or self._is_dead())
         assert self._serves(), f"the agent does not serve:\n{self.log.read_text()}"
 

@@ -1,8 +1,8 @@
 """Stand-ins for the libraries of a GPU's driver, on a machine without one: libcuda, libnvidia-ml.
 
-They behave as the driver's documentation says and as it was seen to, and account for themselves
-what lies on each GPU: tests compare that with what podfabric counted. `build` makes the libraries,
-`gpus` describes a node and reads its accounts, `driver` is a process that makes calls. In C: `node`
-is what all processes of a node share, `cuda` is libcuda, `nvml` is libnvidia-ml, `oracle.c` is what
-`gpus` reads with.
+They behave as the driver's documentation describes and as tests on real GPUs showed. They also
+record what each GPU holds, and tests compare these accounts with podfabric's counts. `build` makes
+the libraries, `gpus` describes a node and reads its accounts, `driver` is a process that makes
+calls. In C, `node` is the part that all processes of a node share, `cuda` is libcuda, `nvml` is
+libnvidia-ml, and `oracle.c` reads the accounts for `gpus`.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.standin.accounts`: what lies on this machine's GPUs, as JSON."""
+"""`python -m tests.standin.accounts` prints the contents of this machine's GPUs as JSON."""
 
 import sys
 

@@ -12,7 +12,7 @@ BUILT = HERE.parents[1] / "build/standin"
 FLAGS = ["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"]
 LINK = ["-shared", "-pthread", "-Wl,-z,defs", "-Wl,-z,now"]
 
-OWN_CALLS = "-Wl,-Bsymbolic"  # a library's calls of its own exports cannot be interposed
+OWN_CALLS = "-Wl,-Bsymbolic"  # calls of a library's own exports cannot be interposed
 
 # Path, folders of sources, further sources, further flags
 LIBRARIES = (
@@ -25,10 +25,10 @@ LIBRARIES = (
 
 @functools.cache
 def libraries() -> Path:
-    """The directory of the built libraries, to be put into LD_LIBRARY_PATH.
+    """The directory of the built libraries, for LD_LIBRARY_PATH.
 
-    Its directory `interposable` has a libcuda whose calls of its own exports another library may
-    interpose, as those of a library linked without -Bsymbolic.
+    Its directory `interposable` has a libcuda whose calls of its own exports another library can
+    interpose, like those of a library linked without -Bsymbolic.
     """
     sources = sorted(path for path in HERE.rglob("*") if path.suffix in (".c", ".h", ".def"))
     content = hashlib.sha256(repr((FLAGS, LINK, LIBRARIES)).encode())
@@ -66,7 +66,7 @@ def _objects(folder: str, include: list[str], directory: Path) -> list[str]:
 
 
 def _place(made: Path, wanted: Path) -> None:
-    """Another worker may have been first."""
+    """Move the directory into place, unless another worker was faster."""
     made.chmod(0o755)
     copy = made.with_name(f"{made.name}.done")
     shutil.copytree(made, copy)

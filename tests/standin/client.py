@@ -1,13 +1,13 @@
-"""A process that calls a driver's library as it is told, in lines of JSON.
+"""A process that makes the calls of a driver's library that lines of JSON describe.
 
-Run by `Driver` of tests/standin/driver.py. It imports nothing of podfabric: it also runs in a
-container.
+`Driver` of tests/standin/driver.py runs it. It imports nothing of podfabric, because it also runs
+in a container.
 
-A call is {"thread", "symbol" or "address", "arguments"}; its answer is [result, outputs], and that
-of {"thread", "address_of"} a symbol's address, of {"thread", "open"} a file's descriptor. An
-argument is a number, a text, null, {"out": n} for room of n bytes, or {"in": hex} for bytes; the
-contents of both come back, in order; {"value": hex} is a CUipcMemHandle. Calls of one thread are
-made by one thread of this process.
+A call is {"thread", "symbol" or "address", "arguments"}; its answer is [result, outputs]. The
+answer of {"thread", "address_of"} is a symbol's address, and of {"thread", "open"} a file's
+descriptor. An argument is a number, a text, null, {"out": n} for room of n bytes, or {"in": hex}
+for bytes. The answer has the contents of both kinds, in order. {"value": hex} is a CUipcMemHandle.
+Each `thread` is a separate thread of this process.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from typing import Any
 
 
 class IpcHandle(ctypes.Structure):
-    """CUipcMemHandle, which calls take by its value."""
+    """CUipcMemHandle, which calls take by value."""
 
     _fields_ = (("reserved", ctypes.c_char * 64),)
 
@@ -45,7 +45,7 @@ def _argument(
 
 
 def _touch(address: int) -> int:
-    """Write to memory through the kernel, which answers with an error where a write would fault."""
+    """Write to memory through the kernel, which answers with an error if a write would fault."""
     read, write = os.pipe()
     os.write(write, b"x")
     result = ctypes.CDLL(None, use_errno=True).read(read, ctypes.c_void_p(address), 1)
@@ -88,7 +88,7 @@ def main() -> None:
             threading.Thread(target=_serve, args=(library, requests)).start()
         threads[request["thread"]].put(request)
     for requests in threads.values():
-        requests.put(None)  # a call that was begun is made to its end
+        requests.put(None)  # a running call is finished first
 
 
 if __name__ == "__main__":

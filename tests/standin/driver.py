@@ -1,4 +1,4 @@
-"""A process that uses a driver's library, call by call, as a test says."""
+"""A process that calls a driver's library, one call at a time, for a test."""
 
 import os
 import select
@@ -17,7 +17,7 @@ CLIENT = Path(__file__).with_name("client.py")
 
 
 class Out(msgspec.Struct, frozen=True):
-    """Room for an output of so many bytes. It is filled with 0xee before the call."""
+    """Room for an output of `size` bytes. It is filled with 0xee before the call."""
 
     size: int = 8
 
@@ -39,7 +39,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Refused(Exception):
-    """A call that had to succeed did not."""
+    """A call that had to succeed failed."""
 
     def __init__(self, symbol: str, result: int) -> None:
         super().__init__(f"{symbol} answered {result}")
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 class Driver:
-    """A process with a library loaded. Calls of each `thread` are made by a thread of their own."""
+    """A process with a library loaded. Each `thread` of calls is a separate thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Driver:
         library: str = "libcuda.so.1",
         through: Sequence[str] = (),
     ) -> None:
-        """With `through`, that command starts the process, in a container for example."""
+        """Start the process, with `through` by that command, for example in a container."""
         self.process = subprocess.Popen(
             [*through, sys.executable, "-S", "-E", str(CLIENT), library],
             stdin=subprocess.PIPE,
@@ -72,17 +72,17 @@ class Driver:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL it, and wait for its end."""
+        """Send SIGKILL to the process, and wait for its end."""
         self.process.kill()
         self.ended()
 
     def ended(self) -> tuple[int, str]:
-        """Wait for its end; its return code, and what it wrote to standard error."""
+        """Wait for the process' end; returns its return code and its standard error."""
         _, err = self.process.communicate()
         return self.process.returncode, err.decode()
 
     def send(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> None:
-        """Begin a call of a symbol, or of the function at an address."""
+        """Start a call of a symbol, or of the function at an address."""
         what = "address" if isinstance(symbol, int) else "symbol"
         self._request(
             {"thread": thread, what: symbol, "arguments": [_sent(one) for one in arguments]}
@@ -94,7 +94,7 @@ class Driver:
         self.process.stdin.flush()
 
     def receive(self) -> Answer:
-        """The answer of a call that was sent. EOFError if the process ended."""
+        """The answer of a call that was sent. Raises EOFError if the process ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -110,7 +110,8 @@ class Driver:
         return self.call(symbol, *arguments, thread=thread).result
 
     def outcome(self, symbol: str, *arguments: Argument, seconds: float = PATIENCE) -> int | None:
-        """A call's result; None if the process has ended of it. AssertionError: it does neither."""
+        """A call's result, `None` if it ended the process. Raises AssertionError after
+        `seconds`."""
         try:
             self.send(symbol, *arguments)
         except BrokenPipeError:
@@ -124,42 +125,43 @@ class Driver:
             return None
 
     def do(self, symbol: str | int, *arguments: Argument, thread: int = 0) -> list[int]:
-        """A call that must succeed; its outputs as numbers."""
+        """Make a call that must succeed; returns its outputs as numbers."""
         answer = self.call(symbol, *arguments, thread=thread)
         if answer.result != 0:
             raise Refused(str(symbol), answer.result)
         return answer.ints
 
     def start(self, device: int = 0) -> int:
-        """Initialise the driver, make the device's primary context current; its handle."""
+        """Initialise the driver, and make the device's primary context current; returns its
+        handle."""
         self.do("cuInit", 0)
         [context] = self.do("cuDevicePrimaryCtxRetain", Out(8), device)
         self.do("cuCtxSetCurrent", context)
         return context
 
     def address(self, symbol: str) -> int:
-        """Where an export lies in that process, as dlsym(3) finds it."""
+        """The address of an export in that process, as dlsym(3) finds it."""
         self._request({"thread": 0, "address_of": symbol})
         return self.receive().result
 
     def call_by_value(self, symbol: str, structure: bytes, *arguments: Argument) -> Answer:
-        """A call with room for 8 bytes and a CUipcMemHandle, by its value."""
+        """Make a call with room for 8 bytes and a CUipcMemHandle by value."""
         sent: list[Any] = [_sent(Out()), {"value": structure.hex()}, *map(_sent, arguments)]
         self._request({"thread": 0, "symbol": symbol, "arguments": sent})
         return self.receive()
 
     def opened(self, path: str) -> int:
-        """Open a file in that process; its descriptor."""
+        """Open a file in that process; returns its descriptor."""
         self._request({"thread": 0, "open": path})
         return self.receive().result
 
     def touch(self, address: int) -> bool:
-        """Whether the CPU of that process can write a byte at an address, which it tries."""
+        """Whether the CPU of that process can write a byte at an address; it tries to."""
         self._request({"thread": 0, "touch": address})
         return self.receive().result == 0
 
     def proc(self, base: str, version: int, flags: int = 0) -> tuple[int, int, int]:
-        """cuGetProcAddress of CUDA 12: result, address, status."""
+        """Call cuGetProcAddress of CUDA 12; returns result, address, status."""
         answer = self.call("cuGetProcAddress_v2", base, Out(8), version, flags, Out(4))
         address, status = answer.ints
         return answer.result, address, status

@@ -1,8 +1,8 @@
-"""A node with GPUs that are stand-ins: what it has, how its driver behaves, what lies on the GPUs.
+"""A node with GPUs that are stand-ins: its GPUs, its driver's behaviour, its accounts.
 
 Processes find the node through the environment variable PODFABRIC_STANDIN_GPUS, and the libraries
-through LD_LIBRARY_PATH (`Node.environment`). No two nodes share anything. Without the variable they
-find the machine's own, in `OF_MACHINE`.
+through LD_LIBRARY_PATH (`Node.environment`). No two nodes share anything. Without the variable,
+processes use the machine's own node, in `OF_MACHINE`.
 """
 
 import ctypes
@@ -35,8 +35,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "Stand-in H200"
     bytes: int = 8 * GIB
     reserved_bytes: int = 0
-    context_bytes: int = 0  # what each context occupies
-    module_bytes: int = 0  # what each loaded module occupies
+    context_bytes: int = 0  # memory of each context
+    module_bytes: int = 0  # memory of each loaded module
     minor: int = 0
 
 
@@ -44,7 +44,7 @@ class Failure(msgspec.Struct, frozen=True):
     """The n-th call (1 is the first) of an export in each process gives this result.
 
     `result` is a number of CUresult or nvmlReturn_t, or "kill": the process is killed before the
-    call does anything.
+    call takes effect.
     """
 
     call: str
@@ -57,20 +57,20 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
 
     driver: str = "615.20.01"
     cuda: int = 13050  # the newest version that it supports: 1000 · major + 10 · minor
-    reuse_addresses: bool = False  # else freed memory is recognised, and its use aborts
+    reuse_addresses: bool = False  # otherwise a use of freed memory is detected and aborts
     reenter: bool = False  # exports call each other, as in a library linked without -Bsymbolic
     slice_ns: int = 2_000_000
     sample_ns: int = 166_666_667
     pool_chunk: int = 32 * MIB
     pitch: int = 512
-    listed: str = "compute"  # NVML's list that has the processes: or "graphics", or "mps"
-    nodes: str | None = None  # the directory of /dev/nvidiaN: a process has those it can open
-    latency_ns: dict[str, int] = {}  # per export, or "*" for all others
+    listed: str = "compute"  # the NVML list with the processes, or "graphics", or "mps"
+    nodes: str | None = None  # directory of /dev/nvidiaN; a process has those it can open
+    latency_ns: dict[str, int] = {}  # per export, or "*" for all further ones
     failures: tuple[Failure, ...] = ()
 
 
 class Use(msgspec.Struct, frozen=True):
-    """One process on one GPU: bytes held by each of KINDS, and work in nanoseconds of GPU time."""
+    """One process on one GPU: bytes of each of KINDS, and work in nanoseconds of GPU time."""
 
     held: tuple[int, ...]
     peak: int
@@ -89,7 +89,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process that loaded libcuda. What one that is not alive did and held stays readable."""
+    """A process that loaded libcuda. The record of a dead process stays readable."""
 
     pid: int
     alive: bool
@@ -99,12 +99,12 @@ class Process(msgspec.Struct, frozen=True):
     gpus: tuple[Use, ...]
 
     def called(self, symbol: str) -> int:
-        """How often it called an export."""
+        """The number of its calls of an export."""
         return self.calls.get(exports().index(symbol), 0)
 
 
 class Held(msgspec.Struct, frozen=True):
-    """A GPU: bytes that living processes hold, and the most that they held at once."""
+    """A GPU: bytes that living processes hold, and the maximum that they held at once."""
 
     resident: int
     peak: int
@@ -112,7 +112,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Accounts(msgspec.Struct, frozen=True):
-    """What lies on the node's GPUs at one moment."""
+    """The contents of the node's GPUs at one moment."""
 
     gpus: tuple[Held, ...]
     processes: tuple[Process, ...]
@@ -135,7 +135,7 @@ class Node:
 
     @classmethod
     def found(cls, directory: Path = OF_MACHINE) -> "Node":
-        """The node whose files are below `directory` already, by whoever wrote them."""
+        """The node whose files already exist below `directory`."""
         node = cls.__new__(cls)
         node.file, node.state = directory / "gpus.json", directory / "gpus.state"
         content = node.file.read_bytes()
@@ -156,14 +156,14 @@ class Node:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to run on this node."""
+        """The environment of a process on this node."""
         return {
             "PODFABRIC_STANDIN_GPUS": str(self.file),
             "LD_LIBRARY_PATH": str(build.libraries()),
         }
 
     def read(self) -> Accounts:
-        """The accounts, read under their lock: of one moment."""
+        """The accounts, read under their lock at one moment."""
         text = _library().oracle_read(self._oracle)
         try:
             return msgspec.json.decode(ctypes.string_at(text), type=Accounts)
@@ -171,13 +171,13 @@ class Node:
             _library().oracle_free(text)
 
     def happens(self, gpu: int, *, xid: int | None = None) -> None:
-        """An event of a GPU for all processes that watch: a critical Xid, or an ECC error."""
+        """Send an event of a GPU to all processes that watch: a critical Xid, or an ECC error."""
         event = (2, 0) if xid is None else (8, xid)
         with self.state.with_suffix(".state.events").open("a") as file:
             print(gpu, *event, file=file)
 
     def counts(self, what: str, *numbers: int) -> None:
-        """What each GPU's driver counts: uncorrected `errors`, or its `recovery` action."""
+        """Set each GPU's counter in the driver: uncorrected `errors`, or its `recovery` action."""
         new = self.state.with_suffix(".state.new")
         new.write_text(" ".join(map(str, numbers)))
         new.replace(self.state.with_suffix(f".state.{what}"))
@@ -199,7 +199,7 @@ class _Described(msgspec.Struct):
 
 
 def gpus(count: int, **of_each: object) -> tuple[Gpu, ...]:
-    """GPUs with UUIDs and PCI addresses of their own, in the order of both."""
+    """GPUs with unique UUIDs and PCI addresses, in the order of both."""
     common = msgspec.to_builtins(of_each)
     return tuple(
         msgspec.convert(
@@ -217,7 +217,8 @@ def gpus(count: int, **of_each: object) -> tuple[Gpu, ...]:
 
 @functools.cache
 def exports() -> list[str]:
-    """The symbols of libcuda in the order of the tables: calls are counted at their indices."""
+    """The symbols of libcuda in the order of the tables, which is the index of their call
+    counts."""
     return [symbol for _, _, symbol, _ in table()]
 
 

@@ -1,5 +1,5 @@
-/* What tests read: the ledger of a node as JSON, all at one moment. Loaded by
- * tests/standin/gpus.py. */
+/* The reader of tests: the ledger of a node as JSON, at one moment. tests/standin/gpus.py
+ * loads it. */
 #include "queue.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ struct oracle {
 
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
-/* All of what follows works on the one that is current. */
+/* The following functions work on the current node. */
 static void enter(const struct oracle *oracle)
 {
     pthread_mutex_lock(&one_at_a_time);

@@ -27,8 +27,8 @@ spec:
   selector:
     matchLabels: {{- include "podfabric.selector" $root | nindent 6 }}
   # The next agent starts while this one serves, stands by, and serves when this one ends
-  # (docs/operate/agent.md). Launchers wait meanwhile, so a pod that starts or ends in an update does not
-  # fail.
+  # (docs/operate/agent.md). Launchers wait meanwhile, so a pod that starts or ends in an update
+  # does not fail.
   updateStrategy: {{- toYaml $root.Values.updateStrategy | nindent 4 }}
   template:
     metadata:
@@ -37,31 +37,31 @@ spec:
         {{- with merge dict $root.Values.podLabels $root.Values.commonLabels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         kubectl.kubernetes.io/default-container: agent
-        # A change of it replaces the agents, one node after the other.
+        # A change of this value replaces the agents, one node after the other.
         podfabric.io/settings-at-start: {{ include "podfabric.at-start" $root | quote }}
         {{- with $root.Values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
       serviceAccountName: podfabric
-      # With a token of the API server, from which the node leases blocks of addresses and reads
-      # FabricPolicies, and to which it writes events.
+      # With a token of the API server. The node leases blocks of addresses, reads FabricPolicies
+      # and writes events with it.
       automountServiceAccountToken: {{ eq (include "podfabric.asks-api" $root) "true" }}
       enableServiceLinks: false
       {{- with include "podfabric.pull-secrets" $root | fromYamlArray }}
       imagePullSecrets: {{- toYaml . | nindent 8 }}
       {{- end }}
       priorityClassName: {{ $root.Values.priorityClassName }}
-      # Interfaces of the host are created, moved and restored here.
+      # The agent creates, moves and restores interfaces of the host.
       hostNetwork: true
       {{- if $limitsGpus }}
-      # By their pids NVIDIA's driver names the processes on a GPU, and the kernel those that register
-      # with the agent.
+      # NVIDIA's driver names the processes on a GPU by their host pids. The kernel does the same for
+      # processes that register with the agent.
       hostPID: true
       {{- end }}
       {{- with $gpuRuntime }}
-      # Its runtime lets the agent open the GPUs' nodes, as it lets NVIDIA's device plugin.
+      # This runtime lets the agent open the GPUs' device nodes, as it lets NVIDIA's device plugin.
       runtimeClassName: {{ . }}
       {{- end }}
-      # Above `agent.grace`, and what a call may take beyond it.
+      # More than `agent.grace` plus the time that a call may need beyond it.
       terminationGracePeriodSeconds: {{ add 30 (dig "agent" "grace" 60 $root.Values.config | int) }}
       {{- with $root.Values.nodeSelector }}
       nodeSelector: {{- toYaml . | nindent 8 }}
@@ -96,7 +96,7 @@ spec:
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
           terminationMessagePolicy: FallbackToLogsOnError
-          # Root, to write where only root may, and no capability.
+          # Root, to write files that only root may write, and no capability.
           securityContext:
             runAsUser: 0
             runAsGroup: 0
@@ -106,11 +106,11 @@ spec:
             seccompProfile: {type: RuntimeDefault}
             seLinuxOptions: {type: spc_t}
           volumeMounts:
-            # The runtime starts CNI executables of this directory of the host.
+            # The runtime starts CNI executables from this directory of the host.
             - name: cni-bin
               mountPath: /opt/cni/bin
             {{- if $limitsGpus }}
-            # Containers with a part of a GPU have libraries of this directory mounted.
+            # Containers with a part of a GPU mount libraries from this directory.
             - name: state
               mountPath: /var/lib/podfabric
             {{- end }}
@@ -121,21 +121,21 @@ spec:
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
           args: [agent{{ if .left }}, --until-empty{{ end }}]
           env:
-            # The host's, where a container's own is read-only.
+            # The host's sysctls, because a container's own are read-only.
             - name: PODFABRIC_PROC
               value: /host/proc
             - name: PODFABRIC_KUBELET
               value: {{ $root.Values.host.kubeletDir }}
-            # Who leases addresses, where these are the cluster's.
+            # Where the agents lease addresses, if the cluster manages them.
             - name: NODE_NAME
               valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
             {{- if $limitsGpus }}
-            # Where files are here that have paths of the host: the driver's.
+            # Where this container has the host's driver files.
             - name: PODFABRIC_HOST
               value: /host/root
             {{- end }}
             {{- if $gpuRuntime }}
-            # Which GPUs' nodes that runtime lets the agent open, and for what: NVML.
+            # The GPUs' device nodes that the runtime lets the agent open, and the purpose: NVML.
             - name: NVIDIA_VISIBLE_DEVICES
               value: all
             - name: NVIDIA_DRIVER_CAPABILITIES
@@ -146,25 +146,25 @@ spec:
           resources: {{- toYaml . | nindent 12 }}
           {{- end }}
           terminationMessagePolicy: FallbackToLogsOnError
-          # The default is below /dev, and that is the host's here.
+          # The default path is below /dev, which is the host's here.
           terminationMessagePath: /run/termination-log
           # No `ports`: in the host's network they would keep the next agent off the node.
-          # Asks this very agent whether it serves or stands by: the address that the other probes
-          # ask is the node's, and answered by the agent that serves.
+          # This probe asks this very agent whether it serves or stands by. The other probes ask the
+          # node's address, at which the serving agent answers.
           startupProbe:
             exec: {command: [podfabric, agent, --state]}
             periodSeconds: 2
             timeoutSeconds: 60
             failureThreshold: 90
-          # A node that is very busy answers late. To end its agent then would make it worse, and an
-          # agent that is not ready ends in an update before the next one has started.
+          # The agent of a very busy node answers late. Ending that agent would make it worse, and
+          # in an update an agent that is not ready ends before the next one has started.
           livenessProbe:
             httpGet: {host: {{ $host | quote }}, port: {{ $port }}, path: /healthz}
             periodSeconds: 20
             timeoutSeconds: 30
             failureThreshold: 6
           {{- if .left }}
-          # The agent that this one follows answers too, until it ends: it has removed nothing.
+          # The previous agent answers too until it ends, and has removed nothing.
           {{- end }}
           readinessProbe:
             httpGet: {host: {{ $host | quote }}, port: {{ $port }}, path: {{ .left | ternary "/removed" "/readyz" }}}
@@ -177,12 +177,13 @@ spec:
             privileged: false
             allowPrivilegeEscalation: false
             readOnlyRootFilesystem: true
-            # docs/operate/security.md says what each is for.
+            # docs/operate/security.md gives the purpose of each.
             capabilities:
               drop: [ALL]
               add: {{ include "podfabric.capabilities" $root }}
             seccompProfile: {type: RuntimeDefault}
-            # A runtime's profile and SELinux' container type deny /sys and /proc/sys of the host.
+            # A runtime's profile and SELinux' container type deny access to the host's /sys and
+            # /proc/sys.
             appArmorProfile: {type: Unconfined}
             seLinuxOptions: {type: spc_t}
           volumeMounts:
@@ -200,54 +201,54 @@ spec:
             # The journal, the address store, the allocation checkpoint.
             - name: state
               mountPath: /var/lib/podfabric
-            # Other IPAM plugins, which a definition may name.{{ if .left }} The launchers are removed in the end.{{ end }}
+            # Other IPAM plugins, which a definition may name.{{ if .left }} The launchers are removed at the end.{{ end }}
             - name: cni-bin
               mountPath: /opt/cni/bin
               readOnly: {{ not .left }}
-            # What other IPAM plugins keep (host-local's reservations).
+            # The state of other IPAM plugins (host-local's reservations).
             - name: cni-state
               mountPath: /var/lib/cni
-            # `podfabric doctor` looks whether Multus comes first.
+            # `podfabric doctor` checks whether Multus comes first.
             - name: cni-conf
               mountPath: /etc/cni/net.d
               readOnly: true
-            # The kubelet's socket, our pools' sockets beside it, and the kubelet's checkpoint.
+            # The kubelet's socket, our pools' sockets, and the kubelet's checkpoint.
             - name: device-plugins
               mountPath: {{ $root.Values.host.kubeletDir }}/device-plugins
-            # The kubelet's socket for questions about pods' devices.
+            # The kubelet's socket for queries about pods' devices.
             - name: pod-resources
               mountPath: {{ $root.Values.host.kubeletDir }}/pod-resources
               readOnly: true
-            # CDI specifications, of pools with `cdi: true` and of parts of GPUs.
+            # CDI specifications of pools with `cdi: true` and of parts of GPUs.
             - name: cdi
               mountPath: /var/run/cdi
             # Device-information files, which Multus copies into a pod's network-status.
             - name: devinfo
               mountPath: /var/run/k8s.cni.cncf.io/devinfo
-            # The numbers of device nodes, which a container gets. The whole directory, because the
-            # kernel replaces /dev/infiniband when drivers are reloaded. No device is opened, except
-            # that NVML opens the GPUs' nodes. A pod that is not privileged may not open those by
-            # seeing them here: the runtime of gpu.runtimeClassName permits it (the container's
-            # device cgroup), and read-only mounts let devices be written.
+            # The numbers of device nodes, which containers get. It is the whole directory, because
+            # the kernel replaces /dev/infiniband when drivers are reloaded. No device is opened,
+            # except that NVML opens the GPUs' nodes. A pod that is not privileged may not open
+            # those, although it sees them: the runtime of gpu.runtimeClassName permits it (the
+            # container's device cgroup). Devices on read-only mounts can be written.
             - name: dev
               mountPath: /dev
               readOnly: true
             # HCAs and their state; drivers are bound to VFs here.
             - name: sys
               mountPath: /sys
-            # Sysctls of interfaces (a container's own /proc/sys is read-only), the processes that
-            # live in a namespace whose path is gone, NVIDIA's GPUs.
+            # Sysctls of interfaces (a container's own /proc/sys is read-only), the processes in a
+            # namespace whose path is gone, NVIDIA's GPUs.
             - name: proc
               mountPath: /host/proc
-            # Whether a sandbox still exists. Namespaces appear and go as on the host.
+            # Shows whether a sandbox still exists. Namespaces appear and vanish as on the host.
             - name: netns
               mountPath: /run/netns
               readOnly: true
               mountPropagation: HostToContainer
             {{- if $limitsGpus }}
             # NVIDIA's driver: its libraries, which containers with a part of a GPU get, and NVML.
-            # HostToContainer: a driver's container may come later, and what the host unmounts must
-            # not stay mounted here.
+            # HostToContainer: a driver's container may start later, and a file system that the host
+            # unmounts must not stay mounted here.
             - name: driver
               mountPath: /host/root{{ trimSuffix "/" $driverRoot }}
               readOnly: true

@@ -9,7 +9,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* What does not change in an upgrade: a selector of a DaemonSet cannot. */}}
+{{- /* Labels that an upgrade does not change, because a DaemonSet's selector cannot change. */}}
 {{- define "podfabric.selector" -}}
 app.kubernetes.io/name: podfabric
 app.kubernetes.io/component: agent
@@ -30,7 +30,7 @@ app.kubernetes.io/component: agent
 {{ concat .Values.imagePullSecrets (dig "imagePullSecrets" list (.Values.global | default dict)) | toYaml }}
 {{- end }}
 
-{{- /* What the schema would refuse by a pattern, which does not say what to write. */}}
+{{- /* Values that the schema would refuse by a pattern, without a remedy in its message. */}}
 {{- define "podfabric.checks" -}}
 {{- range $part := list "pools" "gpus" }}
 {{- range $i, $pool := index $.Values.config $part }}
@@ -60,8 +60,8 @@ app.kubernetes.io/component: agent
 {{- end }}
 {{- end }}
 
-{{- /* "true" if the agents ask the API server: they lease addresses from it, read policies, or write
-events on pods with limits of GPUs. */}}
+{{- /* "true" if the agents use the API server: they lease addresses from it, read policies, or
+write events on pods with limits of GPUs. */}}
 {{- define "podfabric.asks-api" -}}
 {{- if or (include "podfabric.reads-api" .) (include "podfabric.limits-gpus" .) }}true{{ end }}
 {{- end }}
@@ -74,12 +74,12 @@ events on pods with limits of GPUs. */}}
 {{ dig "agent" "listen" "127.0.0.1:9810" .Values.config }}
 {{- end }}
 
-{{- /* "true" if a pool of GPUs has limits, which the agent keeps: one of another mode than replicas. */}}
+{{- /* "true" if a pool of GPUs has limits, which the agent enforces: any mode except replicas. */}}
 {{- define "podfabric.limits-gpus" -}}
 {{- range .Values.config.gpus }}{{ if ne (default "slices" .mode) "replicas" }}true{{ break }}{{ end }}{{ end }}
 {{- end }}
 
-{{- /* The RuntimeClass by which the agent may open the GPUs' nodes. */}}
+{{- /* The RuntimeClass that lets the agent open the GPUs' device nodes. */}}
 {{- define "podfabric.gpu-runtime" -}}
 {{- if include "podfabric.limits-gpus" . }}{{ (.Values.gpu | default dict).runtimeClassName | default "" }}{{ end }}
 {{- end }}
@@ -88,7 +88,7 @@ events on pods with limits of GPUs. */}}
 {{ dig "gpuLimits" "driverRoot" "/" .Values.config }}
 {{- end }}
 
-{{- /* docs/operate/security.md says what each is for. */}}
+{{- /* docs/operate/security.md gives the purpose of each. */}}
 {{- define "podfabric.capabilities" -}}
 [SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE, DAC_READ_SEARCH{{ if include "podfabric.limits-gpus" . }}, SYS_CHROOT, KILL{{ end }}]
 {{- end }}
@@ -108,8 +108,8 @@ helm.sh/hook-weight: {{ . | quote }}
 {{ toYaml $ipam }}
 {{- end }}
 
-{{- /* What agents read at their start only (AT_START_ONLY of agent/settings.py and
-agent/gpu_limits.py): other agents follow when it changes. */}}
+{{- /* The settings that agents read only at their start (AT_START_ONLY of agent/settings.py and
+agent/gpu_limits.py): a change replaces the agents. */}}
 {{- define "podfabric.at-start" -}}
 {{- $agent := pick (.Values.config.agent | default dict) "listen" "sweep" -}}
 {{- $gpus := .Values.config.gpuLimits | default dict -}}
@@ -130,11 +130,11 @@ metadata:
     meta.helm.sh/release-name: {{ $root.Release.Name }}
     meta.helm.sh/release-namespace: {{ $root.Release.Namespace }}
 {{- end }}
-# The agent's pod asks for a token where it needs one: for addresses of the cluster and policies.
+# The agent's pod mounts a token if it needs one, for addresses of the cluster and policies.
 automountServiceAccountToken: false
 {{- end }}
 
-{{- /* An uninstall leaves the objects: without them running pods would lose their addresses. */}}
+{{- /* An uninstall leaves these objects: without them running pods would lose their addresses. */}}
 {{- define "podfabric.keep" -}}
 helm.sh/resource-policy: keep
 {{- end }}

@@ -1,5 +1,5 @@
-{{- /* Schemas of the lists in a FabricPolicy. A list item is a value, a range or a pattern, as
-policy/value_lists.py reads them. "podfabric-policy-ranges" compares the ends of ranges. */}}
+{{- /* Schemas of the lists in a FabricPolicy. A list item is a value, a range or a pattern, as in
+policy/value_lists.py. "podfabric-policy-ranges" compares the ends of ranges. */}}
 
 {{- define "podfabric.policy.list" -}}
 type: array
@@ -38,7 +38,7 @@ items: {x-kubernetes-int-or-string: true, minimum: 0, maximum: 4094, maxLength: 
 items: {x-kubernetes-int-or-string: true, minimum: 1, maximum: 65535, maxLength: 13, not: {enum: [32768]}, pattern: '^(\*|{{ $pkey }}(-{{ $pkey }})?)$'}
 {{- end }}
 
-{{- /* As many bytes as the argument says, with colons between them. */}}
+{{- /* The number of bytes in the argument, with colons between them. */}}
 {{- define "podfabric.policy.bytes" -}}
 {{- $bytes := printf "[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){%d}" (sub . 1) -}}
 {{ include "podfabric.policy.list" . }}

@@ -1,4 +1,4 @@
-{{- /* OpenShift's permission for the agent's pod: what its pod template has, and no more. */}}
+{{- /* OpenShift's permission for the agent's pod: exactly the rights of its pod template. */}}
 {{- define "podfabric.scc" -}}
 {{- $root := .root -}}
 apiVersion: security.openshift.io/v1

@@ -1,4 +1,4 @@
-"""A host of its own for an agent, pods and devices for it, and what is left there at the end."""
+"""An isolated host for an agent, with pods and devices, and checks for leftovers."""
 
 import json
 import os
@@ -35,7 +35,8 @@ def namespace(kind: str) -> Iterator[str]:
 
 @contextmanager
 def pod_and_device(host: str) -> Iterator[tuple[str, str]]:
-    """A pod's namespace, and one end of a veth pair on the host; the other end stays there."""
+    """A pod's namespace, and one end of a veth pair on the host. The other end stays on the
+    host."""
     mark = uuid4().hex[:8]
     device, peer = f"d{mark}", f"p{mark}"
     with namespace("pod") as pod:
@@ -44,7 +45,7 @@ def pod_and_device(host: str) -> Iterator[tuple[str, str]]:
 
 
 def links(host: str) -> dict[str, dict[str, object]]:
-    """The host's links, but for their carrier, which follows the other end."""
+    """The host's links without their carrier, which depends on the other end."""
     shown = json.loads(ip("-n", host, "-json", "-details", "link"))
     return {
         link["ifname"]: {
@@ -58,7 +59,7 @@ def links(host: str) -> dict[str, dict[str, object]]:
 
 
 def left(root: Path) -> list[str]:
-    """What is left of journal, locks and reservations below an agent's root."""
+    """The journal entries, locks and reservations that remain below an agent's root."""
     found = [str(path) for path in root.glob("state/attachments/*")]
     found += [str(path) for path in root.glob("run/lock/*")]
     environ = {**os.environ, "PODFABRIC_STATE": str(root / "state")}
@@ -73,13 +74,14 @@ def left(root: Path) -> list[str]:
 
 
 def require_nothing_left(root: Path) -> None:
-    """Soon nothing is left there: a call whose launcher was killed may still hold its lock."""
+    """Wait until nothing is left there: a call whose launcher was killed may still hold its
+    lock."""
     wait_until(lambda: left(root) == [], PATIENCE)
     assert left(root) == []
 
 
 def environ_of(root: Path) -> dict[str, str]:
-    """A launcher's environment, for the agent below that root."""
+    """A launcher's environment for the agent below `root`."""
     return {
         "PODFABRIC_SOCKET": str(root / "run/agent.sock"),
         "PODFABRIC_TIMEOUT": "30",
@@ -89,14 +91,14 @@ def environ_of(root: Path) -> dict[str, str]:
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    """A namespace that is the agent's host, so that nothing else is seen there."""
+    """A namespace that serves as the agent's host, so that it contains nothing else."""
     with namespace("host") as name:
         yield name
 
 
 @pytest.fixture
 def service(tmp_path: Path, host: str) -> Iterator[Service]:
-    """An agent in that namespace, which is forked again whenever it is killed."""
+    """An agent in that namespace. It is forked again after each kill."""
     inside = ("nsenter", f"--net=/var/run/netns/{host}")
     agent = Service(tmp_path / "agent", "tests.plugins.nursery", through=inside)
     try:

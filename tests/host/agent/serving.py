@@ -1,4 +1,4 @@
-"""A server in a thread of the test, and clients that behave or do not."""
+"""A server in a thread of the test, and well-behaved and badly behaved clients."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ class Limits(Settings, frozen=True, kw_only=True):
 
 @dataclass
 class Reply:
-    """An answer's frame, taken apart."""
+    """The frame of an answer, decoded."""
 
     status: int
     exit_code: int
@@ -44,7 +44,7 @@ class Reply:
 
 @dataclass
 class Scripted:
-    """The caller: `does` is what every call does. Notes which calls were ended."""
+    """The caller. Every call runs `does`. It records the ended calls."""
 
     does: Does = lambda request, netns: request.config
     begun: list[str] = field(default_factory=list)
@@ -82,13 +82,13 @@ class Serving:
     def start(
         self, container: str, command: str = "ADD", config: bytes = b"{}", fds: Sequence[int] = ()
     ) -> socket.socket:
-        """Send a whole request; the answer is still to be read."""
+        """Send a whole request; the test reads the answer later."""
         client = self.connect()
         send(client, container, command, config, fds)
         return client
 
     def ask(self, container: str = "c", command: str = "ADD", config: bytes = b"{}") -> Reply:
-        """One good client."""
+        """Make one call as a well-behaved client."""
         with self.start(container, command, config) as client:
             return read(client)
 
@@ -106,7 +106,7 @@ def send(
 
 
 def read(client: socket.socket) -> Reply:
-    """The answer; EOFError if there is none."""
+    """Read the answer. Raises EOFError if there is none."""
     magic, status, exit_code, stderr, stdout = HEADER.unpack(exactly(client, HEADER.size))
     assert magic == framing.ANSWER_MAGIC
     return Reply(status, exit_code, exactly(client, stderr), exactly(client, stdout))
@@ -126,7 +126,7 @@ def exactly(client: socket.socket, size: int) -> bytes:
 def server(
     directory: Path, does: Does | None = None, workers: int = 8, limits: Limits | None = None
 ) -> Iterator[Serving]:
-    """A server that is stopped at the end, and must then end."""
+    """A server that is stopped at the end of the block, and must then end."""
     path = directory / "agent.sock"
     listener = listen(path, BACKLOG)
     pool = Workers(workers)
@@ -145,9 +145,9 @@ def server(
 
 
 def descriptors(of: IO[bytes] | None = None) -> int:
-    """How many this process has open, of the same file as that one if it is given.
+    """The number of open descriptors of this process; with `of`, only those of the same file.
 
-    Those that tests before this one left are closed at any time.
+    Descriptors of earlier tests may be closed at any time.
     """
     found = []
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
@@ -157,6 +157,6 @@ def descriptors(of: IO[bytes] | None = None) -> int:
 
 
 def reset(client: socket.socket) -> None:
-    """Close without a word, as a killed process does with unread bytes."""
+    """Close with a reset, as a killed process with unread bytes does."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()

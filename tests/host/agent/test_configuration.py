@@ -1,4 +1,4 @@
-"""Mistakes in config.yaml: the agent serves what they do not concern, and says what is wrong."""
+"""Mistakes in config.yaml: the agent serves the unaffected parts and reports the mistakes."""
 
 import re
 import sys
@@ -31,13 +31,13 @@ class Node(Caller):
         new.replace(self.config)
 
     def add(self, plugin: str, config: bytes) -> tuple[int, str]:
-        """The CNI code and the message."""
+        """The CNI code and the message of an ADD."""
         reply = self.ask(plugin, "ADD", "c1", config)
         answer = msgspec.json.decode(reply.stdout)
         return (answer["code"], answer["msg"]) if reply.exit_code else (0, "")
 
     def wrong(self) -> set[str]:
-        """The sections with a mistake, of a scrape."""
+        """The sections with a mistake, from a scrape."""
         connection = UnixHTTPConnection(self.service.root / "http")
         try:
             connection.request("GET", "/metrics")
@@ -52,7 +52,7 @@ class Node(Caller):
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """Its agent starts with a mistake in each section but `agent`."""
+    """A node whose agent starts with a mistake in each section except `agent`."""
     (tmp_path / "kubelet/device-plugins").mkdir(parents=True)
     (tmp_path / "etc").mkdir()
     made = Node.__new__(Node)
@@ -84,7 +84,7 @@ def test_mistakes_stop_their_sections_alone_until_they_are_corrected(node: Node)
 
     node.write(policy={"whole_pf": True}, ipam={"scope": "all"}, pools=[])
     until(lambda: node.wrong() == {"policy", "ipam"})
-    assert "open netns" in node.add("ipoib", ON_LINK)[1]  # by the rules of before
+    assert "open netns" in node.add("ipoib", ON_LINK)[1]  # by the earlier rules
 
     node.write(ipam={"scope": "node"}, pools=[])
     assert node.service.process.wait(PATIENCE) == 0

@@ -1,4 +1,4 @@
-"""The agent serves the pools of its node, and tells of them in its metrics."""
+"""The agent serves the pools of its node, and reports them in its metrics."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def server() -> Iterator[Paths]:
 
 
 def devices(server: Paths) -> dict[tuple[str, str], float]:
-    """`podfabric_devices` of a scrape, by resource and state."""
+    """`podfabric_devices` from a scrape, by resource and state."""
     connection = UnixHTTPConnection(server.kubelet.parent / "http")
     try:
         connection.request("GET", "/metrics")
@@ -70,7 +70,7 @@ def test_pools_are_served_and_counted(server: Paths) -> None:
 
 
 def test_next_agent_offers_the_pools_at_once_and_keeps_every_allocation(server: Paths) -> None:
-    """Pods are admitted right before and after each change; one agent answers them."""
+    """Pods are admitted directly before and after each change; one agent answers each."""
     resource = "rdma/hca"
     with ExitStack() as stack:
         serving = stack.enter_context(running(server, "agent"))

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE, until
 
 PODFABRIC = Path(sys.executable).with_name("podfabric")
 GONE = "the node has no attachment, and podfabric's launchers and files are removed"
-OTHERS = ("bridge", "sriov")  # the second one's place is taken
+OTHERS = ("bridge", "sriov")  # the second name is already taken
 CONFIG = {
     "cniVersion": "1.0.0",
     "name": "n1",
@@ -93,7 +93,7 @@ class Node:
         until(lambda: self.state(process.pid).startswith(state), what=f"{state}: {self.log}")
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and text of what the agent answers, (0, "") while there is none."""
+        """The status and text of the agent's answer; (0, "") if no agent answers."""
         with closing(UnixHTTPConnection(self.root / "h")) as connection, suppress(OSError):
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -104,12 +104,12 @@ class Node:
         until(lambda: text in self.log.read_text(), what=text)
 
     def others(self) -> set[str]:
-        """The files of other projects, where these had them."""
+        """The files of other projects at their original paths."""
         files = [self.bin / name for name in OTHERS]
         return {str(path) for path in files if path.read_text() == "of somebody else"}
 
     def left(self) -> list[str]:
-        """Every file of podfabric but its configuration."""
+        """Every file of podfabric except its configuration."""
         places = [self.root / name for name in ("run", "state", "cni_bin")]
         return [str(path) for place in places for path in place.rglob("*") if not path.is_dir()]
 
@@ -158,14 +158,14 @@ def test_agent_that_leaves_removes_everything_after_the_last_detachment(node: No
     node.await_state(agent, GONE)
     assert node.podfabric("agent", "--state") == GONE
     assert set(node.left()) == {str(next((node.root / "run").glob("*.state"))), *node.others()}
-    assert agent.poll() is None  # a DaemonSet's pod must not end by itself
+    assert agent.poll() is None  # a DaemonSet's pod must not end before it is deleted
     agent.terminate()
     assert agent.wait(PATIENCE) == 0
     assert set(node.left()) == node.others()
 
 
 def test_only_the_agent_that_left_says_that_all_is_removed(node: Node) -> None:
-    """The former agent answers the probes of the one that leaves, until it ends."""
+    """The previous agent answers the probes of the leaving one until it ends."""
     (node.root / "etc/config.yaml").write_text(f"agent:\n  listen: unix:{node.root / 'h'}\n")
     former = node.agent()
     node.await_state(former, "serving")
@@ -206,7 +206,7 @@ def test_agent_that_leaves_may_be_killed_at_any_time(node: Node) -> None:
 def test_agent_says_that_another_projects_file_took_a_launchers_place(node: Node) -> None:
     agent = node.agent()
     node.await_state(agent, "serving")
-    for name in ("ipoib", "sriov"):  # only the second one has been there before
+    for name in ("ipoib", "sriov"):  # only the second file existed before
         assert f"{node.bin / name}: " not in node.log.read_text()
         (node.bin / name).write_text("of somebody else")
         node.await_log(f"{node.bin / name}: another project's file took the place of podfabric's")
@@ -225,7 +225,7 @@ def test_agent_that_attaches_takes_over_from_one_that_leaves(node: Node) -> None
     assert leaving.wait(PATIENCE) == 0
 
 
-def test_agent_after_a_removal_that_was_interrupted_begins_anew(node: Node) -> None:
+def test_agent_after_an_interrupted_removal_starts_afresh(node: Node) -> None:
     (node.root / "state/removal-has-begun").touch()
     for path in (node.root / "state/ipam").glob("*.db"):
         path.unlink()

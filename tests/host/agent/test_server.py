@@ -1,4 +1,4 @@
-"""The socket and its clients: good ones are served, whatever the others do."""
+"""The socket and its clients: well-behaved clients are served while other clients misbehave."""
 
 import os
 import select
@@ -24,13 +24,13 @@ from tests.waiting import PATIENCE, until
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent waits as long as a test for what a busy machine sends or reads late."""
+    """Let the agent wait as long as a test for data that a busy machine sends or reads late."""
     for name in ("RECEIVE_TIME", "READ_TIME"):
         monkeypatch.setattr(server_module, name, PATIENCE)
 
 
 def waiting(request: LauncherRequest, netns: int | None) -> bytes:
-    """A call that takes long, keeps its worker's place, and may be ended."""
+    """A call that takes long, keeps its worker, and may be ended."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         interrupts.checkpoint()
@@ -59,7 +59,7 @@ def test_descriptor_arrives_and_is_closed_after_the_call(tmp_path: Path) -> None
 
     with server(tmp_path, look) as serving, Path("/proc/self/ns/net").open("rb") as namespace:
         before = descriptors()
-        for count in (1, 1, 3):  # a launcher sends one; the others are nobody's
+        for count in (1, 1, 3):  # a launcher sends one; nobody owns the rest
             with serving.start("c", fds=[namespace.fileno()] * count) as client:
                 read(client)
         until(lambda: descriptors() <= before)
@@ -121,7 +121,7 @@ def test_broken_framing_is_answered_by_an_error(tmp_path: Path, sent: bytes) -> 
         assert serving.ask().status == ANSWERED
 
 
-def test_ten_megabytes_of_garbage_and_of_configuration_delay_nobody(
+def test_ten_megabytes_of_garbage_or_configuration_delay_no_other_call(
     tmp_path: Path, patient: None
 ) -> None:
     with server(tmp_path) as serving:
@@ -148,7 +148,7 @@ def test_ten_megabytes_of_garbage_and_of_configuration_delay_nobody(
     assert len(big.stdout) == 10 << 20
 
 
-def test_client_that_sends_nothing_is_let_go_and_holds_up_nobody(
+def test_client_that_sends_nothing_is_dropped_and_delays_no_other_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beginning = write_request(LauncherRequest("ipoib", {}, b"{}"))[:5]
@@ -222,7 +222,8 @@ def test_deadline_answers_try_again_and_ends_the_call(tmp_path: Path) -> None:
 def test_call_that_cannot_end_is_answered_past_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that hangs in the kernel; its worker is lost for as long as it hangs, no client is."""
+    """The call hangs in the kernel. Its worker is lost while it hangs; its client gets an
+    answer."""
     monkeypatch.setattr(server_module, "OVERTIME", 0.5)
     let_go = threading.Event()
 
@@ -236,10 +237,10 @@ def test_call_that_cannot_end_is_answered_past_its_deadline(
         let_go.set()
 
 
-def test_without_a_free_worker_nothing_is_begun(
+def test_no_call_begins_without_a_free_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "OVERTIME", PATIENCE)  # no other worker takes its place
+    monkeypatch.setattr(server_module, "OVERTIME", PATIENCE)  # no other worker replaces it
     go_on = threading.Event()
 
     def occupy(request: LauncherRequest, netns: int | None) -> bytes:
@@ -275,7 +276,7 @@ def test_stop_finishes_what_runs_and_leaves_the_rest_to_the_next_agent(tmp_path:
         assert read(queued).status == LEAVING
         send(unsent, "late", "ADD", b"{}")
         assert read(unsent).status == LEAVING
-        with serving.start("later") as later:  # accepted by whoever listens next
+        with serving.start("later") as later:  # the next listener accepts it
             later.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 later.recv(1)
@@ -297,7 +298,7 @@ def test_stop_ends_what_takes_longer_than_its_grace(tmp_path: Path) -> None:
     assert serving.caller.ended == ["long"]
 
 
-def test_answer_that_is_not_read_holds_up_nobody(
+def test_unread_answer_delays_no_other_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "READ_TIME", PATIENCE)
@@ -333,7 +334,7 @@ def large(size: int) -> bytes:
 
 
 def test_large_requests_wait_for_room_and_small_ones_do_not(tmp_path: Path) -> None:
-    """Two of 7 MiB fill it. They hold it until their calls have ended."""
+    """Two requests of 7 MiB fill the room. They hold it until their calls have ended."""
     go_on = threading.Event()
 
     def wait(request: LauncherRequest, netns: int | None) -> bytes:
@@ -423,7 +424,7 @@ def test_environment_that_is_read_in_parts_decides_as_well(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", ["DEL", "GC"])
-def test_what_cleans_up_may_be_as_large_as_the_protocol_allows(
+def test_removals_may_be_as_large_as_the_protocol_allows(
     tmp_path: Path, patient: None, command: str
 ) -> None:
     with server(tmp_path, lambda request, netns: b"%d" % len(request.config)) as serving:
@@ -487,7 +488,7 @@ def test_calls_whose_clients_have_gone_keep_nothing_while_they_wait(tmp_path: Pa
     assert serving.caller.begun == ["first"]
 
 
-def test_socket_of_somebody_who_listens_is_not_replaced(tmp_path: Path) -> None:
+def test_socket_with_a_listener_is_not_replaced(tmp_path: Path) -> None:
     with server(tmp_path) as serving:
         with pytest.raises(OSError, match="in use"):
             listen(serving.path, BACKLOG)

@@ -1,7 +1,6 @@
-"""One agent takes over from another, again and again, under clients that attach and detach.
+"""One agent takes over from another, repeatedly, while clients attach and detach.
 
-Every client is a launcher. None sees an error, if no two agents are killed in
-one call.
+Every client is a launcher. No client gets an error, unless two agents are killed in one call.
 """
 
 import json
@@ -39,9 +38,9 @@ IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/24"}
 
 
 class Relay:
-    """Agents of one node. `agents` has those that were started, oldest first: pid and pidfd.
+    """Agents of one node. `agents` has the pid and pidfd of each started agent, oldest first.
 
-    Hundreds of processes start in a second, so the pid of one that has ended may be another's.
+    Hundreds of processes start in a second, so a dead agent's pid may be reused.
     """
 
     def __init__(self, root: Path, host: str) -> None:
@@ -67,7 +66,7 @@ class Relay:
             )
 
     def start(self, state: str) -> int:
-        """Start an agent and return its pid once it tells that state."""
+        """Start an agent, wait until it reports that state, and return its pid."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -98,11 +97,11 @@ class Relay:
         self.process.wait(PATIENCE)
 
     def lives(self, pid: int) -> bool:
-        """Whether the agent has not ended yet."""
+        """Whether the agent is still running."""
         return not select.select([self.agents[pid]], [], [], 0)[0]
 
     def signal(self, pid: int, number: int) -> None:
-        """Send the agent a signal, if it has not ended yet."""
+        """Send a signal to the agent, if it is still running."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.agents[pid], number)
 
@@ -117,7 +116,7 @@ def relay_in(root: Path, host: str) -> Iterator[Relay]:
 
 
 def _ends(relay: Relay, old: int, new: int) -> int:
-    """SIGTERM, as a DaemonSet's controller does it; the old one finishes what it has begun."""
+    """Send SIGTERM, as a DaemonSet's controller does; the old agent finishes its running calls."""
     relay.signal(old, signal.SIGTERM)
     return new
 
@@ -130,7 +129,7 @@ def _is_killed_while_it_hands_over(relay: Relay, old: int, new: int) -> int:
 
 
 def _waits_for_another(relay: Relay, old: int, new: int) -> int:
-    """The new one is killed while it waits, and a newer one waits meanwhile."""
+    """Kill the new agent while it waits, and start a newer one that waits meanwhile."""
     newer = relay.start("standing by")
     relay.signal(new, signal.SIGKILL)
     relay.signal(old, signal.SIGTERM)
@@ -180,7 +179,7 @@ def test_agents_that_take_over_fail_no_call_and_leave_nothing(
 
         run_beside(clients, take_over)
         assert seen.wrong == []
-        # A launcher repeats a call once: two agents may be killed in the same one.
+        # A launcher repeats a call once, but two agents may be killed during the same call.
         killed_twice = [text for text in seen.texts if "before its answer was whole" in text]
         assert seen.texts == (killed_twice if change is _is_killed_while_it_hands_over else [])
         assert len(killed_twice) < times

@@ -1,4 +1,4 @@
-"""The threads: as many as needed, always home again."""
+"""The worker threads: at most the number that is needed, always back in the host's namespace."""
 
 import subprocess
 import threading
@@ -178,7 +178,7 @@ def test_without_a_thread_and_without_a_way_to_start_one_no_job_can_be_taken(
 
 
 def test_jobs_that_wait_leave_their_places_to_other_jobs(namespace: NetworkNamespace) -> None:
-    """Also a job that waits in a pod's namespace, while the thread of the next job starts."""
+    """This includes a job that waits in a pod's namespace while the next job's thread starts."""
     workers = Workers(1)
     go_on = threading.Event()
     seen: list[int] = []

@@ -24,14 +24,15 @@ Serve = Callable[..., PluginServer]
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """The kubelet's root directory; there is none yet. pytest's own are too long for sockets."""
+    """The kubelet's root directory, which does not exist yet. pytest's paths are too long for
+    sockets."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory) / "k"
 
 
 @pytest.fixture
 def server() -> Iterator[Paths]:
-    """A made-up server of eight HCAs, with all of its roots."""
+    """A simulated server of eight HCAs, with all of its roots."""
     with tempfile.TemporaryDirectory(prefix="pf-") as directory:
         yield made_server(Path(directory))
 
@@ -46,7 +47,7 @@ def kubelet(root: Path) -> Iterator[Kubelet]:
 
 @pytest.fixture
 def serve(root: Path) -> Iterator[Serve]:
-    """Starts a plugin of a resource."""
+    """A function that starts a plugin of a resource."""
     with ExitStack() as stack:
 
         def start(resource: ServedPool) -> PluginServer:
@@ -60,19 +61,20 @@ def serve(root: Path) -> Iterator[Serve]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done after seconds is done after tenths."""
+    """Shorten delays of seconds to tenths of seconds."""
     monkeypatch.setattr(registration, "WATCHDOG", 0.3)
     monkeypatch.setattr(registration, "LOOK_EVERY", 0.2)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only an event makes the plugin look again, and nothing is given up before the test is."""
+    """Make events the only reason for the plugin to look again; nothing times out before the
+    test."""
     for name in ("TIMEOUT", "WATCHDOG", "LOOK_EVERY"):
         monkeypatch.setattr(registration, name, 10 * PATIENCE)
 
 
 def plugin_threads() -> list[str]:
-    """The names of threads that plugins have running."""
+    """The names of the plugins' running threads."""
     names = (thread.name for thread in threading.enumerate())
     return [name for name in names if name.startswith(("registration-", "kubelet-rdma"))]

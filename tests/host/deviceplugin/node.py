@@ -1,4 +1,4 @@
-"""A made-up server with its device plugin, for tests of the whole of it."""
+"""A simulated server with its device plugin, for tests of the whole plugin."""
 
 from base.paths import Paths
 from deviceplugin import checkpoint
@@ -34,7 +34,7 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        """Start the next one, after the present one was closed."""
+        """Start the next plugin, after the present one was closed."""
         self.plugin = DevicePlugin(self.paths, self.configuration)
         self.plugin.start()
 
@@ -58,7 +58,7 @@ def switches(paths: Paths, ids: list[str]) -> list[str]:
 
 
 def keep_allocations(paths: Paths, count: int) -> None:
-    """Make the checkpoint an older one, with its first allocations only."""
+    """Replace the checkpoint by an older one that has only the first `count` allocations."""
     now = checkpoint.read(paths)
     kept = [checkpoint.encode(allocation) for allocation in now.allocations[:count]]
     checkpoint.write(paths, kept, now.offered)

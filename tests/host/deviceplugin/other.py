@@ -1,4 +1,4 @@
-"""Another device plugin, on a socket only: behaviour that a kubelet must bear."""
+"""Another device plugin, on a socket only, with behaviour that a kubelet must tolerate."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE
 
 
 class Other(v1beta1_pb2_grpc.DevicePluginServicer):
-    """Attributes say how it answers. It registers once, by hand."""
+    """Attributes set its answers. It registers once, when a test calls `register`."""
 
     def __init__(self, directory: Path, resource: str, count: int = 4) -> None:
         self.resource = resource
@@ -34,7 +34,7 @@ class Other(v1beta1_pb2_grpc.DevicePluginServicer):
         self._server.start()
 
     def register(self, version: str = "v1beta1") -> None:
-        """Register. Raises grpc.RpcError."""
+        """Register. Raises grpc.RpcError if the kubelet refuses."""
         with open_channel(self._kubelet) as channel:
             stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]
             stub.Register(
@@ -45,7 +45,7 @@ class Other(v1beta1_pb2_grpc.DevicePluginServicer):
             )
 
     def close(self) -> None:
-        """End."""
+        """Stop the server."""
         self._server.stop(0).wait()
 
     def GetDevicePluginOptions(

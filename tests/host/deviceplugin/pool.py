@@ -17,7 +17,7 @@ NAME = "rdma/hca"
 
 
 class Pool(ServedPool):
-    """Devices "0".."n-1", all healthy; `broken` makes the calls of that name fail."""
+    """Devices "0".."n-1", all healthy. Calls whose names are in `broken` fail."""
 
     def __init__(self, count: int = 4, name: str = NAME, numa: tuple[int, ...] = ()) -> None:
         super().__init__(name)
@@ -31,7 +31,7 @@ class Pool(ServedPool):
         return list(self.devices)
 
     def set(self, device_id: str, healthy: bool) -> None:
-        """Change a device's health, without a word."""
+        """Change a device's health without notifying the plugin."""
         self.devices = [
             (name, healthy if name == device_id else was, numa) for name, was, numa in self.devices
         ]
@@ -47,7 +47,7 @@ class Pool(ServedPool):
         for device_id in ids:
             if device_id not in health:
                 raise Rejected(
-                    grpc.StatusCode.INVALID_ARGUMENT, f"{device_id}: there is no such device"
+                    grpc.StatusCode.INVALID_ARGUMENT, f"{device_id}: the pool has no such device"
                 )
             if not health[device_id]:
                 raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, f"{device_id}: is not healthy")
@@ -63,7 +63,7 @@ class Pool(ServedPool):
 
 
 def main() -> None:
-    """Serve until SIGTERM; a line is written once it runs."""
+    """Serve until SIGTERM; print a line once it runs."""
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     server = PluginServer(Paths(kubelet=Path(sys.argv[1])), Pool())

@@ -1,4 +1,4 @@
-"""`podfabric` on a made-up server's roots, as processes that are ended and killed."""
+"""`podfabric` on a simulated server's roots, as processes that are ended and killed."""
 
 import json
 import os
@@ -18,7 +18,7 @@ PODFABRIC = Path(sys.executable).with_name("podfabric")
 
 
 def made_server(root: Path) -> Paths:
-    """The server of eight HCAs, with all of its roots below one that must be short, for sockets."""
+    """The server of eight HCAs. `root` must be short, for sockets."""
     paths = servers.dgx(root, nodes=True)
     boot_id = paths.proc / "sys/kernel/random/boot_id"
     boot_id.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def made_server(root: Path) -> Paths:
 
 
 def configure(paths: Paths, *pools: Mapping[str, object], **parts: object) -> None:
-    """Write config.yaml; by a rename, as editors and ConfigMaps do."""
+    """Write config.yaml by a rename, as editors and ConfigMaps do."""
     temporary = paths.etc / ".config.new"
     temporary.write_text(json.dumps({"pools": list(pools), **parts}))
     temporary.replace(paths.config)
@@ -50,16 +50,16 @@ class Process:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """The process' log until now."""
         return self._log.read_text()
 
     def kill(self) -> None:
-        """Without a chance to tidy up."""
+        """Kill the process, without a chance to clean up."""
         self.process.kill()
         self.process.wait(PATIENCE)
 
     def end(self) -> int:
-        """As systemd does it; its exit code."""
+        """End the process as systemd does; returns its exit code."""
         self.process.terminate()
         return self.process.wait(PATIENCE)
 
@@ -68,7 +68,7 @@ class Process:
 def running(
     paths: Paths, part: str = "device-plugin", flags: Sequence[str] = ()
 ) -> Iterator[Process]:
-    """A process that has ended afterwards."""
+    """A process that is ended after the block."""
     process = Process(paths, part, flags)
     try:
         yield process

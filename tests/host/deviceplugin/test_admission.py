@@ -1,6 +1,6 @@
-"""The whole device plugin beside one of GPUs: pods of several containers, and whose HCAs are asked.
+"""The whole device plugin next to a plugin of GPUs: pods of several containers, and their HCAs.
 
-On the made-up server of test_plugin.py, whose switches have two GPUs and two HCAs each.
+It uses the simulated server of test_plugin.py, whose switches have two GPUs and two HCAs each.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ class Cluster:
         self.wait()
 
     def admit(self, name: str, *containers: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """What each container got, and the resources in the order in which they were asked for."""
+        """The response for each container, and the resources in the order of their allocation."""
         before = len(self.kubelet.calls)
         pod = self.kubelet.admit(name, containers)
         calls = self.kubelet.calls[before:]
@@ -67,7 +67,7 @@ class Cluster:
         return switches(self.paths, ids[HCA]) == switches(self.paths, ids[GPU])
 
     def holders(self) -> Counter[str]:
-        """How many hold each HCA."""
+        """The number of holders of each HCA."""
         found = checkpoint.read(self.paths).allocations
         return Counter(hca.devices[0].rdma[0].name for hca in found)
 
@@ -111,7 +111,7 @@ def test_pods_with_gpus_alone_take_no_others_hint(cluster: Make, seed: int) -> N
     assert GPU in orders
 
 
-def test_the_first_answer_after_a_start_knows_who_never_asks(cluster: Make) -> None:
+def test_first_answer_after_a_start_excludes_pods_that_never_request_hcas(cluster: Make) -> None:
     node = cluster()
     node.admit("inference", wants(gpus=1))
     for number in range(8):
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_cannot_be_read_leaves_the_guess(cluster: Make, readab
 
 
 def test_an_init_containers_hcas_are_its_successors(cluster: Make) -> None:
-    """The kubelet gives them to the next container of the pod, without asking for others."""
+    """The kubelet gives them to the pod's next container, without requesting new ones."""
     node = cluster()
     given, order = node.admit("worker", wants("check", hcas=2, init=True), wants("main", hcas=2))
     assert given["check"] == given["main"]
@@ -174,7 +174,7 @@ def test_a_sidecar_shares_no_slot_with_the_container_beside_it(cluster: Make) ->
 def test_gpus_that_an_init_container_had_before_are_still_the_containers(
     cluster: Make, seed: int, listed: bool
 ) -> None:
-    """Whether or not PodResources lists init containers."""
+    """This holds whether or not PodResources lists init containers."""
     node = cluster(seed, listed)
     firsts = set()
     for number in range(4):
@@ -188,7 +188,7 @@ def test_gpus_that_an_init_container_had_before_are_still_the_containers(
 
 
 def test_what_init_containers_hold_is_kept_through_a_restart(cluster: Make) -> None:
-    """PodResources of older kubelets does not list them, but the checkpoint does."""
+    """Older kubelets' PodResources does not list them, but the checkpoint does."""
     node = cluster()
     node.admit("worker", wants("check", hcas=2, init=True), wants("main"))
     kept = checkpoint.read(node.paths)

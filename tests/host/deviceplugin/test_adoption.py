@@ -1,6 +1,6 @@
-"""What the kubelet knows and the device plugin does not, and what stays after pods.
+"""Allocations that only the kubelet knows, and state that outlives pods.
 
-On the made-up server of node.py.
+It uses the simulated server of node.py.
 """
 
 import functools
@@ -50,7 +50,7 @@ def kubelet(server: Paths) -> Iterator[Kubelet]:
 
 @pytest.fixture
 def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
-    """Every HCA is for one pod alone."""
+    """A node on which every HCA is exclusive to one pod."""
     new_node = Node(server, EXCLUSIVE)
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
     yield new_node
@@ -59,7 +59,7 @@ def node(server: Paths, kubelet: Kubelet) -> Iterator[Node]:
 
 @pytest.fixture
 def grow_old(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From then on the kubelet has had its time for every allocation."""
+    """A function after which every allocation counts as old enough for the kubelet's record."""
     old = functools.partialmethod(Ledger.drop_unknown, age=-1.0)
     return lambda: monkeypatch.setattr(Ledger, "drop_unknown", old)
 
@@ -75,7 +75,7 @@ def uverbs_of(allocation: Allocation) -> str:
 
 
 def reload_all(paths: Paths) -> None:
-    """Every driver is reloaded: no HCA has a uverbs number that any had."""
+    """Reload every driver: no HCA keeps a uverbs number that any HCA had."""
     tree = Tree(paths.sys, paths)
     for number in range(8):
         old = paths.sys / f"class/infiniband_verbs/uverbs{number}"
@@ -86,7 +86,7 @@ def reload_all(paths: Paths) -> None:
 
 
 def exchange(paths: Paths, first: str, second: str) -> None:
-    """Two uverbs numbers change places."""
+    """Exchange the uverbs numbers of two HCAs."""
     files = [paths.sys / f"class/infiniband_verbs/{name}/ibdev" for name in (first, second)]
     contents = [file.read_text() for file in files]
     for file, content in zip(files, reversed(contents), strict=True):
@@ -94,7 +94,8 @@ def exchange(paths: Paths, first: str, second: str) -> None:
 
 
 def all_are_back(node: Node, kubelet: Kubelet) -> None:
-    """Pods have gone. The kubelet writes its file for a comparison, the next one reads it."""
+    """Wait for all ids after pods have gone. A comparison makes the kubelet write its file; the
+    next one reads it."""
     node.plugin.compare()
     kubelet.wait(lambda: records.from_checkpoint(node.paths) == [])
     node.plugin.compare()
@@ -102,10 +103,11 @@ def all_are_back(node: Node, kubelet: Kubelet) -> None:
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
 
 
-def test_ids_come_back_when_the_pods_that_a_reload_made_stale_are_gone(
+def test_ids_return_after_the_pods_that_a_reload_made_stale(
     node: Node, kubelet: Kubelet, grow_old: Callable[[], None]
 ) -> None:
-    """The kubelet frees what they had in memory alone, and with nothing allocatable it stays so."""
+    """The kubelet frees their devices in memory only, and writes nothing while nothing is
+    allocatable."""
     pods = [kubelet.admit(f"worker-{number}", [container()]) for number in range(8)]
     reload_all(node.paths)
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 0)
@@ -155,10 +157,8 @@ def lose_checkpoint(node: Node, kubelet: Kubelet) -> None:
     kubelet.wait(lambda: held(node.paths))
 
 
-def test_what_is_taken_over_has_the_node_that_the_container_has(
-    node: Node, kubelet: Kubelet
-) -> None:
-    """While the plugin was down its number became another HCA's."""
+def test_adopted_allocation_has_the_containers_device_node(node: Node, kubelet: Kubelet) -> None:
+    """While the plugin was down, another HCA got its number."""
     pod = kubelet.admit("worker-0", [container()])
     (before,) = held(node.paths).values()
     theirs = uverbs_of(before)
@@ -176,7 +176,7 @@ def test_what_is_taken_over_has_the_node_that_the_container_has(
 
 @pytest.mark.parametrize("kept", [0, 1, 2], ids=["none", "one", "two"])
 def test_what_an_older_checkpoint_lacks_is_adopted(node: Node, kubelet: Kubelet, kept: int) -> None:
-    """The disk is broken, or a backup was restored: the kubelet has what is missing."""
+    """The disk is broken, or a backup was restored: the kubelet has the missing allocations."""
     for number in range(3):
         kubelet.admit(f"worker-{number}", [container()])
     before = held(node.paths)
@@ -197,7 +197,7 @@ def test_what_an_older_checkpoint_lacks_is_adopted(node: Node, kubelet: Kubelet,
 def test_token_that_an_older_checkpoint_lacks_is_adopted_as_it_was(
     server: Paths, kubelet: Kubelet, older: bool, names: bool
 ) -> None:
-    """The container has those HCAs that worked then."""
+    """The container has the HCAs that worked then."""
     node = Node(server, config(PoolConfig(resource=HCA, mode="all", amount=1, cdi=names)))
     try:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 1)
@@ -229,7 +229,7 @@ def test_token_that_an_older_checkpoint_lacks_is_adopted_as_it_was(
 def test_what_the_kubelet_has_written_down_is_taken_over_before_anything_is_offered(
     server: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else another pool gives it away meanwhile: PodResources may take its time."""
+    """Otherwise another pool would give it away meanwhile: PodResources may answer late."""
     pools = [PoolConfig(resource=name, mode="exclusive", overlap=True) for name in (HCA, "rdma/b")]
     node = Node(server, config(*pools))
     try:
@@ -344,7 +344,7 @@ def test_pods_of_another_device_plugin_run_on(
         node.plugin.close()
 
 
-def test_what_cannot_be_taken_over_is_said_with_what_to_do(server: Paths, kubelet: Kubelet) -> None:
+def test_failed_adoption_is_logged_with_the_remedy(server: Paths, kubelet: Kubelet) -> None:
     pod = run_on(server, kubelet, HCA, "17")
     node = Node(server, EXCLUSIVE)
     try:
@@ -360,7 +360,7 @@ def test_what_cannot_be_taken_over_is_said_with_what_to_do(server: Paths, kubele
         node.plugin.close()
 
 
-def test_an_hca_that_is_there_again_is_taken_over_then(server: Paths, kubelet: Kubelet) -> None:
+def test_hca_that_returns_is_adopted(server: Paths, kubelet: Kubelet) -> None:
     whole = Path(f"{server.sys}-whole")
     shutil.copytree(server.sys, whole, symlinks=True)
     Tree(server.sys, server).remove(FIRST)
@@ -394,7 +394,7 @@ def information(paths: Paths) -> dict[str, str]:
 def test_device_information_is_made_again_after_a_reboot(
     node: Node, kubelet: Kubelet, lost: bool
 ) -> None:
-    """The kubelet takes its pods up again and calls no Allocate; /var/run is empty."""
+    """The kubelet starts its pods again and calls no Allocate; /var/run is empty."""
     kubelet.admit("worker-0", [container(count=2)])
     before = information(node.paths)
     assert len(before) == 2
@@ -425,7 +425,7 @@ def test_no_device_information_is_made_of_an_hca_with_another_number(
 def test_resources_that_could_not_be_written_down_are_with_the_next_comparison(
     server: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the plugins of CNI would take ids of ours for another driver's."""
+    """Otherwise the CNI plugins would take our ids for another driver's."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

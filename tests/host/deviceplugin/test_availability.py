@@ -1,5 +1,5 @@
-"""The whole device plugin where hardware is there and not ready: fresh VFs, a boot, one HCA under
-two names, ports that fail without a word. And what the log and the commands say of it.
+"""The whole device plugin while hardware is present and not ready: fresh VFs, a boot, one HCA under
+two names, ports that fail without an event. The log and the commands report these states.
 """
 
 import functools
@@ -47,7 +47,8 @@ Boot = Callable[[Paths], None]
 
 @pytest.fixture
 def card() -> Iterator[Paths]:
-    """VFs and an SF that are not configured: RoCE's interfaces are down, the others lack a GUID.
+    """VFs and an SF without configuration: RoCE's interfaces are down, InfiniBand's VFs lack a
+    GUID.
 
     The ports of both PFs are ACTIVE.
     """
@@ -129,7 +130,7 @@ def test_rdma_ports_are_nothing_to_a_pool_that_asks_for_no_rdma(card: Paths) -> 
 
 
 def test_vf_for_many_holders_must_be_well_itself(card: Paths) -> None:
-    """It is not set up when a pod gets it."""
+    """The VF is not configured when a pod gets it."""
     shared = PoolConfig(resource=HCA, slots=2, selectors=(Selector(pfNames=("ib0#0-1",)),))
     port(card, "mlx5_2")
     with Kubelet(card.kubelet) as kubelet, serving(card, kubelet, config(shared)):
@@ -172,7 +173,7 @@ def rebooted(
     *,
     cut: bool = False,
 ) -> Pod:
-    """A pod from before a reboot; the kubelet runs again, the hardware is not ready yet.
+    """A pod from before a reboot; the kubelet runs again, and the hardware is not ready yet.
 
     With `cut`, the checkpoint has lost its allocations.
     """
@@ -220,7 +221,7 @@ def test_pod_is_taken_up_again_before_its_hca_is_ready(
             assert rdma.uverbs.path in pod.containers["main"].devices
 
 
-def test_truth_is_told_when_the_grace_is_over(
+def test_health_is_reported_after_the_grace_period(
     server: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
@@ -243,7 +244,7 @@ def test_truth_is_told_when_the_grace_is_over(
                 kubelet.readmit(pod)
 
 
-def test_hca_that_fails_within_the_grace_is_told_at_once(server: Paths) -> None:
+def test_hca_that_fails_within_the_grace_period_is_reported_at_once(server: Paths) -> None:
     with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, config(ALONE)) as node:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 8)
         kubelet.admit("worker-0", [container(count=8)])
@@ -300,7 +301,7 @@ def test_exclusive_id_of_an_hca_that_is_shared_under_another_name_is_withdrawn(
         (("rdma/shared", f"{FIRST}-0"), ("rdma/one", FIRST)),
     ],
 )
-def test_nothing_slips_through_between_two_looks(
+def test_no_hca_is_given_twice_between_two_comparisons(
     server: Paths,
     monkeypatch: pytest.MonkeyPatch,
     first: tuple[str, str],
@@ -346,7 +347,7 @@ def test_holder_of_all_goes_without_what_a_pod_of_an_earlier_resource_has_alone(
         assert len([path for path in every.devices if "uverbs" in path]) == 7
 
 
-def test_pool_that_comes_is_served_when_the_others_know_of_it(
+def test_new_pool_is_served_after_the_other_pools_have_excluded_its_hcas(
     server: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = PoolConfig(resource="rdma/new", mode="exclusive", overlap=True)
@@ -369,7 +370,7 @@ def test_pool_that_comes_is_served_when_the_others_know_of_it(
     assert "of rdma/new" in refused[0]
 
 
-# Ports that say nothing, and what is said of them.
+# Ports that fail without an event, and the reports about them.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Callers that hang up, and calls that hang: the others are answered as if nothing were."""
+"""Callers that hang up, and calls that hang: other calls are answered normally."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, until
 
 
 class Served:
-    """A pool on a socket that no kubelet knows, for as many callers as there are."""
+    """A pool on a socket that no kubelet knows, for any number of callers."""
 
     def __init__(self, stack: ExitStack, root: Path) -> None:
         (root / "device-plugins").mkdir(parents=True)
@@ -33,7 +33,7 @@ class Served:
         self._stack = stack
 
     def caller(self) -> grpc.Channel:
-        """A connection of its own."""
+        """A new connection."""
         channel = open_channel(Path(self.server.state().socket))
         self._stack.callback(channel.close)
         return channel
@@ -52,7 +52,7 @@ def served(root: Path) -> Iterator[Served]:
 
 @contextmanager
 def blocked(pool: Pool, *names: str) -> Iterator[dict[str, threading.Event]]:
-    """These calls of the pool's hang meanwhile; what is set tells that one does."""
+    """Block these calls of the pool in the block. Each event is set when its call hangs."""
     go_on = threading.Event()
     reached = {name: threading.Event() for name in names}
 
@@ -103,7 +103,7 @@ def test_a_reader_that_is_gone_later_keeps_no_list_from_the_others(
 def test_a_kubelet_whose_stream_breaks_has_the_list_again(
     kubelet: Kubelet, serve: Serve, lists: int
 ) -> None:
-    """Before the first list was read, or after it."""
+    """The stream breaks before the first list was read, or after it."""
     pool = Pool()
     kubelet.start()
     with blocked(pool, "listing") as reached:
@@ -126,7 +126,7 @@ def test_a_kubelet_whose_stream_breaks_has_the_list_again(
     kubelet.wait(lambda: kubelet.allocatable(NAME) == 3)
 
 
-def test_options_are_told_while_every_other_call_hangs(served: Served) -> None:
+def test_options_are_answered_while_every_other_call_hangs(served: Served) -> None:
     plugin = served
     channel = plugin.caller()
     stub = v1beta1_pb2_grpc.DevicePluginStub(channel)  # type: ignore[no-untyped-call]

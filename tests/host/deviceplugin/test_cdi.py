@@ -41,7 +41,7 @@ def wants(resource: str, count: int = 1) -> dict[str, Any]:
 
 
 def described(paths: Paths, resource: str = HCA) -> dict[str, list[str]]:
-    """The nodes of each device of the pool's file, by name; without a file there is none."""
+    """The device nodes of each device in the pool's file, by name; empty without a file."""
     file = cdi.path(paths, resource)
     if not file.exists():
         return {}
@@ -55,7 +55,7 @@ def described(paths: Paths, resource: str = HCA) -> dict[str, list[str]]:
 
 
 def reload_driver(paths: Paths, hca: str, number: int) -> None:
-    """Its uverbs device is another one, as after `modprobe -r` and `modprobe`."""
+    """Give the HCA another uverbs device, as after `modprobe -r` and `modprobe`."""
     tree = Tree(paths.sys, paths)
     of = f"mlx5_{servers.DGX_HCAS.index(hca)}"
     for entry in (paths.sys / "class/infiniband_verbs").iterdir():
@@ -86,7 +86,7 @@ def test_a_pool_without_cdi_beside_others_gives_nodes(node: Node, kubelet: Kubel
     assert not cdi.path(node.paths, BY_NODES.resource).exists()
 
 
-def test_the_file_has_every_hca_before_any_was_asked_for(node: Node) -> None:
+def test_file_has_every_hca_before_any_allocation(node: Node) -> None:
     for resource in (HCA, ALONE.resource):
         assert described(node.paths, resource) == {
             cdi.qualified(resource, address): ["rdma_cm", f"uverbs{number}"]
@@ -111,15 +111,15 @@ def test_the_file_is_renewed_after_a_reload_without_an_allocation(
 
 
 def test_a_holders_id_stays_well_after_a_reload(node: Node, kubelet: Kubelet) -> None:
-    """Its name means the nodes of now, when its container starts again."""
+    """Its name means the current device nodes, when its container starts again."""
     given = kubelet.admit("worker", [wants(HCA)]).containers["main"]
     reload_driver(node.paths, given.env["PCIDEVICE_RDMA_HCA"], 40)
-    # In between the HCA has no uverbs device, and the file no HCA, if the plugin looks then.
+    # In between the HCA has no uverbs device. If the plugin looks then, the file has no HCA.
     kubelet.wait(lambda: described(node.paths).get(given.cdi[0]) == ["rdma_cm", "uverbs40"])
     kubelet.wait(lambda: kubelet.devices(HCA)[given.ids[HCA][0]][0])  # the list comes later
 
 
-def test_the_file_goes_with_its_pool(node: Node, kubelet: Kubelet) -> None:
+def test_file_is_removed_with_its_pool(node: Node, kubelet: Kubelet) -> None:
     foreign = node.paths.cdi / "vendor.example-nic.json"
     foreign.write_text('{"kind": "vendor.example/nic"}')
     node.plugin.reconfigure(config(NAMED, BY_NODES))
@@ -128,7 +128,9 @@ def test_the_file_goes_with_its_pool(node: Node, kubelet: Kubelet) -> None:
     assert list(node.paths.cdi.iterdir()) == [foreign]
 
 
-def test_the_file_goes_when_its_pool_takes_to_nodes(node: Node, kubelet: Kubelet) -> None:
+def test_file_is_removed_when_its_pool_changes_to_device_nodes(
+    node: Node, kubelet: Kubelet
+) -> None:
     node.plugin.reconfigure(config(PoolConfig(resource=HCA, slots=4)))
     assert described(node.paths) == {}
     given = kubelet.admit("worker", [wants(HCA)]).containers["main"]

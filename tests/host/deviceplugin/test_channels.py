@@ -1,4 +1,4 @@
-"""Calls to servers that end."""
+"""Calls to servers that shut down."""
 
 import socket
 import struct
@@ -25,7 +25,7 @@ def frame(kind: int, payload: bytes = b"") -> bytes:
 
 @pytest.fixture
 def ending_server(root: Path) -> Iterator[Path]:
-    """The socket of a server that says to each client that it ends, and stays connected."""
+    """The socket of a server that announces its end to each client, and stays connected."""
     root.mkdir()
     path = root / "server.sock"
     goaway = struct.pack(">II", 0, INTERNAL_ERROR) + b"Cancelling all calls"
@@ -36,7 +36,7 @@ def ending_server(root: Path) -> Iterator[Path]:
             while True:
                 client, _ = listener.accept()
                 clients.append(client)
-                with suppress(BrokenPipeError):  # it has hung up already
+                with suppress(BrokenPipeError):  # the client has hung up already
                     client.sendall(frame(SETTINGS) + frame(GOAWAY, goaway))
         except OSError:  # shut down
             return
@@ -54,7 +54,8 @@ def ending_server(root: Path) -> Iterator[Path]:
 
 
 def test_call_to_a_server_that_ends_fails_at_once(ending_server: Path) -> None:
-    """gRPC repeats it until the deadline if it may, and takes 400 MB a second."""
+    """gRPC would repeat the call until the deadline, at 400 MB per second, if it were allowed
+    to."""
     for _ in range(5):
         with open_channel(ending_server) as channel:
             stub = v1beta1_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]

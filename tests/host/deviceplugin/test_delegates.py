@@ -1,4 +1,4 @@
-"""gRPC in an agent, and the processes that it starts."""
+"""gRPC in an agent, and the processes that the agent starts."""
 
 import subprocess
 import sys

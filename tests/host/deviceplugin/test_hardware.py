@@ -1,4 +1,4 @@
-"""The whole device plugin on HCAs of all kinds, and that it only ever reads what they are."""
+"""The whole device plugin on HCAs of all kinds; it only ever reads their state."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ FAST, SLOW = "400 Gb/sec (4X NDR)", "100 Gb/sec (1X NDR)"
 
 
 class Served:
-    """A made-up server with its kubelet and the plugin."""
+    """A simulated server with its kubelet and the plugin."""
 
     def __init__(self, stack: ExitStack, build: Build, configuration: DevicePluginConfig) -> None:
         root = stack.enter_context(short_path())
@@ -38,23 +38,23 @@ class Served:
         self._stack, self._configuration = stack, configuration
 
     def start(self) -> Node:
-        """Begin to serve what the server has by now."""
+        """Start to serve the server's present hardware."""
         node = Node(self.paths, self._configuration)
         self._stack.callback(lambda: node.plugin.close())
         return node
 
     def offers(self, counts: dict[str, int]) -> None:
-        """Wait until so many ids of each resource are allocatable."""
+        """Wait until these numbers of ids of each resource are allocatable."""
         self.kubelet.wait(
             lambda: all(self.kubelet.allocatable(name) == count for name, count in counts.items())
         )
 
     def knows(self, resources: Sequence[str]) -> None:
-        """Wait until the kubelet has ids of each."""
+        """Wait until the kubelet has ids of each resource."""
         self.kubelet.wait(lambda: all(self.kubelet.capacity(name) > 0 for name in resources))
 
     def give(self, resource: str, count: int = 1, name: str = "worker") -> Any:  # noqa: ANN401
-        """What a container with so many is started with."""
+        """The response for a container that requests `count` devices."""
         wanted = {"name": "main", "limits": {resource: count}}
         return self.kubelet.admit(name, [wanted]).containers["main"]
 
@@ -75,7 +75,7 @@ def serve() -> Iterator[Serve]:
 
 
 def nodes_of(given: Any) -> list[str]:  # noqa: ANN401
-    """The names of the device nodes of a container, without the shared one."""
+    """The names of a container's device nodes, without the shared one."""
     return sorted({Path(path).name for path in given.devices} - {"rdma_cm"})
 
 
@@ -98,7 +98,7 @@ def test_infiniband_and_roce_of_one_node_are_kept_apart(serve: Serve) -> None:
     }
     assert kinds == {"rdma/ib": "InfiniBand", "rdma/roce": "Ethernet"}
     assert not set(nodes_of(infiniband)) & set(nodes_of(roce))
-    assert "NCCL_IB_HCA" in infiniband.env  # of the first pool alone
+    assert "NCCL_IB_HCA" in infiniband.env  # of the first pool only
     assert "NCCL_IB_HCA" not in roce.env
 
 
@@ -108,7 +108,7 @@ def test_a_roce_port_that_goes_down_takes_no_infiniband_with_it(serve: Serve) ->
     served.offers({"rdma/ib": 5, "rdma/roce": 24})
     port(served.paths, 1, up=False)  # the Ethernet PF
     served.offers({"rdma/roce": 20, "rdma/ib": 5})
-    port(served.paths, 2, up=False)  # a VF of the InfiniBand one
+    port(served.paths, 2, up=False)  # a VF of the InfiniBand PF
     served.offers({"rdma/roce": 20, "rdma/ib": 4})
 
 
@@ -140,7 +140,7 @@ def test_a_degraded_link_is_withdrawn_and_comes_back(
     served.offers({HCA: 32})
 
 
-def test_what_is_slow_from_the_start_is_as_it_should_be(serve: Serve) -> None:
+def test_link_that_is_slow_from_the_start_counts_as_healthy(serve: Serve) -> None:
     served = serve(servers.dgx, SHARED)
     served.tree.write("class/infiniband/mlx5_0/ports/1/rate", SLOW)
     served.start()
@@ -174,7 +174,7 @@ def test_one_port_of_two_is_enough(serve: Serve) -> None:
         pause=0.5,  # each look takes one of the 64 ids
     )
     served.tree.write(f"{at}/2/state", "1: DOWN")
-    served.offers({HCA: 0})  # the sibling's port is ACTIVE still, and carries no data
+    served.offers({HCA: 0})  # the sibling's port is still ACTIVE, and carries no data
     with pytest.raises(PodRejected):
         served.give(HCA)
     served.tree.write(f"{at}/2/state", "4: ACTIVE")
@@ -197,7 +197,7 @@ def siw(served: Served) -> None:
 @pytest.mark.parametrize(
     "selector", [Selector(rdmaDevices=("siw0",)), Selector(ifNames=("eth7",))], ids=["rdma", "net"]
 )
-def test_iwarp_in_software_is_offered_if_it_is_named(serve: Serve, selector: Selector) -> None:
+def test_software_iwarp_is_offered_if_it_is_named(serve: Serve, selector: Selector) -> None:
     named = PoolConfig(resource="rdma/siw", mode="exclusive", selectors=(selector,))
     served = serve(servers.dgx, config(named, PoolConfig(resource=HCA, slots=1)))
     siw(served)
@@ -211,7 +211,7 @@ def test_iwarp_in_software_is_offered_if_it_is_named(serve: Serve, selector: Sel
     assert held.devices[0].rdma[0].ports[0].netdevs == ("eth7",)
 
 
-def test_iwarp_in_software_that_ends_is_withdrawn(serve: Serve) -> None:
+def test_software_iwarp_that_ends_is_withdrawn(serve: Serve) -> None:
     named = PoolConfig(resource="rdma/siw", selectors=(Selector(rdmaDevices=("siw0",)),), slots=2)
     served = serve(servers.dgx, config(named))
     siw(served)
@@ -225,11 +225,11 @@ def test_iwarp_in_software_that_ends_is_withdrawn(serve: Serve) -> None:
     served.kubelet.wait(lambda: served.kubelet.capacity("rdma/siw") == 0)
 
 
-# Hardware is not the plugin's to set up.
+# The plugin must not configure hardware.
 
 
 def state_of(*roots: Path) -> dict[str, tuple[object, ...]]:
-    """Everything below them: kind and rights, when it was changed, and its content."""
+    """The state below these roots: kind, rights, time of change, and content."""
     state: dict[str, tuple[object, ...]] = {}
     for directory, _, files in itertools.chain.from_iterable(map(os.walk, roots)):
         for path in [Path(directory), *(Path(directory) / name for name in files)]:
@@ -266,9 +266,9 @@ def test_nothing_below_sys_or_dev_is_ever_written(
     served.kubelet.restart()
     served.knows(resources)
     node.plugin.close()
-    # The difference alone: a person does not read the states of whole servers.
+    # Only the difference: nobody can read the states of whole servers.
     difference = sorted(before.items() ^ state_of(*roots).items())
     assert difference == []
 
 
-# Questions that make no sense.
+# Invalid requests.

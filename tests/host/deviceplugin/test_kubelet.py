@@ -1,4 +1,4 @@
-"""The stand-in does what a kubelet does, with any plugin; and what it shows can be read."""
+"""The stand-in behaves as a kubelet does, with any plugin, and our readers can read its state."""
 
 import json
 import socket
@@ -27,13 +27,13 @@ Others = Callable[..., Other]
 
 @pytest.fixture
 def paths(root: Path) -> Paths:
-    """Where the kubelet of the test is."""
+    """The paths of the test's kubelet."""
     return Paths(kubelet=root)
 
 
 @pytest.fixture
 def others(kubelet: Kubelet) -> Iterator[Others]:
-    """Registers another plugin with these attributes."""
+    """A function that registers another plugin with these attributes."""
     with ExitStack() as stack:
 
         def make(resource: str = FOO, count: int = 4, **attributes: object) -> Other:
@@ -115,7 +115,8 @@ def test_a_former_pod_of_the_name_gives_no_devices_to_its_successor(
 def test_a_successor_without_devices_gets_none_of_its_predecessors(
     kubelet: Kubelet, others: Others, paths: Paths
 ) -> None:
-    """PodResources shows the pod of that name which ends, the checkpoint that it is another."""
+    """PodResources shows the old pod of that name, which ends; the checkpoint has the new pod's
+    UID."""
     others()
     former = kubelet.admit("pod", [wants()], uid="u-1")
     assert of_pod(paths, "pod", "u-2") == []
@@ -182,7 +183,7 @@ def test_what_a_claim_gave_is_known_by_names_and_addresses(
 ) -> None:
     main = {"name": "main", "dynamic_resources": [{"claim_resources": [device]}]}
     with telling(paths, main):
-        assert reader.from_pod_resources(paths) == []  # no device plugin's
+        assert reader.from_pod_resources(paths) == []  # no device plugin's devices
         (row,) = of_pod(paths, "pod", "u-1")
     assert (row.resource, row.ids, row.claimed) == ("dra.net/node-1", ids, True)
     assert (row.uid, row.container) == ("u-1", "main")

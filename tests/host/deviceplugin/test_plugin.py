@@ -1,4 +1,4 @@
-"""The whole device plugin on a made-up server: what a kubelet is offered, given, and keeps."""
+"""The whole device plugin on a simulated server: its offers, its allocations and its checkpoint."""
 
 from collections.abc import Iterator
 

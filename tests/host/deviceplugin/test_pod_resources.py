@@ -1,4 +1,5 @@
-"""The kubelet's PodResources: one connection for many questions, a new one to a new kubelet."""
+"""The client of the kubelet's PodResources: one connection for many calls, a new one per
+kubelet."""
 
 import select
 import socket
@@ -26,7 +27,7 @@ def connection(root: Path) -> Iterator[PodResourcesClient]:
 
 @pytest.fixture
 def channels(monkeypatch: pytest.MonkeyPatch) -> list[grpc.Channel]:
-    """Those that were made to ask the kubelet."""
+    """The channels that were made to the kubelet."""
     made: list[grpc.Channel] = []
     original = grpc.insecure_channel
 
@@ -38,7 +39,7 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> list[grpc.Channel]:
     return made
 
 
-def test_is_kept_while_the_kubelet_stays(
+def test_connection_is_kept_while_the_kubelet_stays(
     kubelet: Kubelet, connection: PodResourcesClient, channels: list[grpc.Channel]
 ) -> None:
     kubelet.start()
@@ -57,7 +58,7 @@ def test_new_kubelet_is_asked_at_once(
     assert len(channels) == 3
 
 
-def test_absent_kubelet_is_told_and_nothing_waits_when_it_is_back(
+def test_absent_kubelet_is_reported_and_its_return_is_noticed_at_once(
     kubelet: Kubelet, connection: PodResourcesClient, channels: list[grpc.Channel]
 ) -> None:
     for _ in range(3):
@@ -65,7 +66,7 @@ def test_absent_kubelet_is_told_and_nothing_waits_when_it_is_back(
             connection.list(0.5)
     kubelet.start()
     assert not connection.list(PATIENCE).pod_resources
-    assert len(channels) == 4  # none waits for the end of what gRPC waits after a failure
+    assert len(channels) == 4  # none waits for gRPC's backoff after a failure
 
 
 def test_connects_again_after_it_was_closed(
@@ -106,7 +107,7 @@ def test_many_threads_ask_while_kubelets_come_and_go(
     assert not connection.list(PATIENCE).pod_resources
 
 
-def test_one_that_is_asked_already_is_waited_for_no_longer_than_the_rest(
+def test_wait_for_a_pending_call_ends_with_the_callers_deadline(
     root: Path, connection: PodResourcesClient
 ) -> None:
     socket_path = Paths(kubelet=root).pod_resources

@@ -1,4 +1,4 @@
-"""A pool's registration, with a kubelet that comes, goes, refuses, and forgets."""
+"""A pool's registration, with a kubelet that starts, stops, refuses, and forgets."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ def own_sockets(root: Path) -> list[Path]:
 
 @pytest.fixture
 def processes(root: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
-    """Starts a plugin of four devices in a process of its own."""
+    """A function that starts a plugin of four devices in a separate process."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -179,7 +179,7 @@ def test_another_programs_socket_under_its_name_is_left_alone(
 
 
 def removed(directory: Path) -> bool:
-    """Remove a directory; False if the plugin made a socket in it meanwhile."""
+    """Remove a directory; returns False if the plugin made a socket in it meanwhile."""
     try:
         shutil.rmtree(directory)
     except OSError:
@@ -223,7 +223,7 @@ def test_a_registration_after_which_the_list_is_not_asked_for_is_repeated(
     def third(endpoint: Endpoint) -> bool:
         if kubelet.count("Register", NAME) < 3:
             return False
-        monkeypatch.setattr(registration, "WATCHDOG", 10 * PATIENCE)  # the list may take its time
+        monkeypatch.setattr(registration, "WATCHDOG", 10 * PATIENCE)  # the list may arrive late
         return True
 
     kubelet.before_watch = third
@@ -271,7 +271,7 @@ def test_a_pool_that_is_refused_keeps_no_other_from_the_kubelet(
     kubelet.wait(lambda: "is invalid" in refused.state().problem)
 
 
-def test_a_path_that_is_too_long_for_a_socket_is_said(tmp_path: Path) -> None:
+def test_path_that_is_too_long_for_a_socket_is_logged(tmp_path: Path) -> None:
     root = tmp_path / ("long" * 20)
     (root / "device-plugins").mkdir(parents=True)
     server = PluginServer(Paths(kubelet=root), Pool())
@@ -370,7 +370,7 @@ def test_leftovers_are_removed_and_nothing_else(root: Path) -> None:
     assert len(list(root.iterdir())) == 3
 
 
-def test_a_problem_is_logged_for_the_pool_it_is_of(
+def test_problem_is_logged_with_its_pool(
     kubelet: Kubelet, serve: Serve, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = f"{NAME}: {root}/device-plugins: the directory does not exist"

@@ -1,4 +1,4 @@
-"""A pool's gRPC server, called as the kubelet calls it, and wrongly."""
+"""A pool's gRPC server, called correctly and incorrectly."""
 
 import functools
 import threading
@@ -41,7 +41,7 @@ class Plugin:
         return self.stub.ListAndWatch(api.Empty(), timeout=PATIENCE)
 
     def allocate(self, *requests: list[str]) -> api.AllocateResponse:
-        """One Allocate."""
+        """Call Allocate once."""
         answer: api.AllocateResponse = self.stub.Allocate(
             api.AllocateRequest(
                 container_requests=[
@@ -52,7 +52,7 @@ class Plugin:
         return answer
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """One GetPreferredAllocation."""
+        """Call GetPreferredAllocation once."""
         answer = self.stub.GetPreferredAllocation(
             api.PreferredAllocationRequest(
                 container_requests=[
@@ -80,7 +80,7 @@ def shown(answer: api.ListAndWatchResponse) -> dict[str, str]:
     return {device.ID: device.health for device in answer.devices}
 
 
-def test_many_changes_are_few_lists_and_the_last_is_the_newest(plugin: Plugin) -> None:
+def test_many_changes_make_few_lists_and_the_last_is_the_newest(plugin: Plugin) -> None:
     stream = plugin.watch()
     next(stream)
     began = time.monotonic()
@@ -100,23 +100,23 @@ def test_a_list_that_does_not_differ_is_not_sent(plugin: Plugin) -> None:
     next(stream)
     plugin.pool.set("1", False)
     plugin.pool.set("1", True)
-    plugin.server.changed()  # only now: it is compared from here on
+    plugin.server.changed()  # it is compared from here on
     plugin.server.changed()
-    time.sleep(plugin_server.COALESCE * 2)  # it would have been sent by then
+    time.sleep(plugin_server.COALESCE * 2)  # it would have been sent by now
     plugin.pool.set("3", False)
     plugin.server.changed()
     assert shown(next(stream))["3"] == "Unhealthy"
 
 
 def test_a_list_is_sent_again_if_it_is_wanted(plugin: Plugin) -> None:
-    """So that the kubelet writes its checkpoint."""
+    """A repeated list makes the kubelet write its checkpoint."""
     first, second = plugin.watch(), plugin.watch()
     before = next(first), next(second)
     plugin.server.changed(again=True)
     plugin.server.changed()
     assert (next(first), next(second)) == before
     plugin.server.changed()
-    time.sleep(plugin_server.COALESCE * 2)  # it would have been sent once more by then
+    time.sleep(plugin_server.COALESCE * 2)  # it would have been sent again by now
     plugin.pool.set("3", False)
     plugin.server.changed()
     assert shown(next(first))["3"] == "Unhealthy"
@@ -132,13 +132,13 @@ def test_streams_without_end_keep_no_other_call_from_its_answer(plugin: Plugin) 
         api.Empty(), timeout=PATIENCE
     ).get_preferred_allocation_available
     assert plugin.allocate(["0"]).container_responses[0].envs == {"IDS": "0"}
-    assert [list(reader) for reader in readers[:5]] == [[]] * 5  # the oldest gave way
+    assert [list(reader) for reader in readers[:5]] == [[]] * 5  # the oldest streams were ended
 
 
 def test_a_list_that_cannot_be_made_is_sent_once_it_can(plugin: Plugin) -> None:
     plugin.pool.broken.add("listing")
     stream = plugin.watch()
-    time.sleep(plugin_server.COALESCE)  # that it is tried first
+    time.sleep(plugin_server.COALESCE)  # so that it is tried first
     plugin.pool.broken.clear()
     plugin.server.changed()
     assert len(shown(next(stream))) == 4
@@ -147,7 +147,7 @@ def test_a_list_that_cannot_be_made_is_sent_once_it_can(plugin: Plugin) -> None:
 @pytest.mark.parametrize(
     ("numa", "sent"), [((), None), ((-1,), None), ((0,), [0]), ((1, 0, 1), [0, 1]), ((-1, 2), [2])]
 )
-def test_only_nodes_that_there_are_are_told(
+def test_only_existing_numa_nodes_are_listed(
     plugin: Plugin, numa: tuple[int, ...], sent: list[int] | None
 ) -> None:
     plugin.pool.devices = [("0", True, numa)]
@@ -185,12 +185,12 @@ def test_every_container_request_has_its_response_in_order(
 @pytest.mark.parametrize(
     ("ids", "code", "text"),
     [
-        (["9"], grpc.StatusCode.INVALID_ARGUMENT, "rdma/hca: 9: there is no such device"),
+        (["9"], grpc.StatusCode.INVALID_ARGUMENT, "rdma/hca: 9: the pool has no such device"),
         (["0", "3"], grpc.StatusCode.FAILED_PRECONDITION, "rdma/hca: 3: is not healthy"),
         (["broken"], grpc.StatusCode.INTERNAL, "rdma/hca: RuntimeError: allocate is broken"),
     ],
 )
-def test_an_allocation_that_cannot_be_says_why(
+def test_refused_allocation_has_a_reason(
     plugin: Plugin, ids: list[str], code: grpc.StatusCode, text: str
 ) -> None:
     plugin.pool.set("3", False)
@@ -229,7 +229,7 @@ def test_a_question_larger_than_grpcs_own_limit_is_answered(plugin: Plugin) -> N
     assert len(plugin.preferred(available, [], 1)) == 1
 
 
-def test_what_starts_is_told_to_the_pool_and_its_failure_to_the_kubelet(plugin: Plugin) -> None:
+def test_pre_start_calls_the_pool_and_reports_its_failure(plugin: Plugin) -> None:
     request = api.PreStartContainerRequest(devices_ids=["1", "2"])
     plugin.stub.PreStartContainer(request, timeout=PATIENCE)
     assert plugin.pool.started == [["1", "2"]]
@@ -250,7 +250,7 @@ def test_readers_see_the_end_when_the_pool_is_closed(plugin: Plugin) -> None:
 def test_a_stream_that_opens_while_the_pool_is_closed_does_not_hold_it_up(
     plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has accepted the call, and the handler runs after all streams were ended."""
+    """The server has accepted the call, and its handler runs after all streams were ended."""
     accepted, ended = threading.Event(), threading.Event()
     turns, end_streams = Streams.turns, Streams.end
 

@@ -1,4 +1,4 @@
-"""The device plugin as a process: when it begins, what it serves, who comes after it."""
+"""The device plugin as a process: its start, its service, and its successor."""
 
 import logging
 import os
@@ -72,7 +72,7 @@ def test_service_that_never_began_ends(service: Service, server: Paths) -> None:
     assert not server.checkpoint.exists()
 
 
-def test_wrong_file_offers_nothing_until_it_is_right(
+def test_wrong_file_offers_nothing_until_it_is_corrected(
     service: Service, server: Paths, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     configure(server, {"name": "no-domain"})
@@ -85,7 +85,7 @@ def test_wrong_file_offers_nothing_until_it_is_right(
     kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
 
 
-def test_file_that_becomes_wrong_is_told_and_what_was_before_stays(
+def test_mistake_in_the_file_is_logged_and_the_last_configuration_stays(
     service: Service, server: Paths, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
 ) -> None:
     service.start()
@@ -100,14 +100,14 @@ def test_file_that_becomes_wrong_is_told_and_what_was_before_stays(
     assert kubelet.count("Register", HCA) == 1
 
 
-def test_file_that_changes_is_taken_over_while_it_runs(
+def test_changed_file_is_applied_at_run_time(
     service: Service, server: Paths, kubelet: Kubelet
 ) -> None:
     service.start()
     kubelet.wait(lambda: kubelet.allocatable(HCA) == IDS)
     configure(server, POOL, {"name": "rdma/all", "mode": "all", "amount": 3, "overlap": True})
     kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 3)
-    server.config.unlink()  # the default pool
+    server.config.unlink()  # the default pool applies
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 8 * 64)
     kubelet.wait(lambda: kubelet.allocatable("rdma/all") == 0)
 
@@ -128,7 +128,7 @@ def test_second_instance_waits_and_takes_over(server: Paths, kubelet: Kubelet) -
     assert sockets(server) == []
 
 
-def test_mistake_of_the_command_line_is_told_at_once(server: Paths) -> None:
+def test_mistake_of_the_command_line_is_reported_at_once(server: Paths) -> None:
     configure(server, {"nam": HCA})
     with running(server) as service:
         assert service.process.wait(PATIENCE) == 2
@@ -175,7 +175,7 @@ def test_killed_plugin_forgets_nothing_that_the_kubelet_knows(
             kills += 1
             registered = kubelet.count("Register", HCA)
             with running(server) as service:
-                if moments.random() < 0.8:  # else while it begins
+                if moments.random() < 0.8:  # otherwise the kill hits its start
                     kubelet.wait(partial(registered_since, registered))
                 time.sleep(moments.uniform(0.0, 0.4))
                 service.kill()

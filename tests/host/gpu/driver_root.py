@@ -1,4 +1,5 @@
-"""NVIDIA's driver as it is installed on a node: the stand-in's library below a root, and /proc."""
+"""NVIDIA's driver in the layout of an installation: the stand-in's library below a root, and
+/proc."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ def installed(directory: Path, gpus: tuple[Gpu, ...], behaviour: Behaviour) -> I
     """A node whose driver is below `directory`, for NVML in this process."""
     root = directory / LIBRARIES
     root.mkdir(parents=True)
-    # A file of its own, as each driver's: the loader takes one file for one library.
+    # A separate file for each driver: the loader takes one file for one library.
     shutil.copy(
         build.libraries() / "libnvidia-ml.so.1", root / f"libnvidia-ml.so.{behaviour.driver}"
     )
@@ -30,7 +31,7 @@ def installed(directory: Path, gpus: tuple[Gpu, ...], behaviour: Behaviour) -> I
 
 
 def paths_with(directory: Path, gpus: tuple[Gpu, ...]) -> Paths:
-    """The node's files: /proc as the driver shows its GPUs there."""
+    """The node's files, with the GPUs in /proc as the driver shows them."""
     for gpu in gpus:
         address = gpu.pci.lower().removeprefix("0000")
         listed = directory / "proc/driver/nvidia/gpus" / address

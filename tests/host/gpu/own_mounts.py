@@ -1,4 +1,4 @@
-"""Runs a part of a test in child processes with mounts of their own, which end with them."""
+"""Runs a part of a test in child processes with separate mounts, which end with them."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ REC, PRIVATE, SLAVE, SHARED = 16384, 1 << 18, 1 << 19, 1 << 20  # linux/mount.h
 
 
 def with_own_mounts(act: Callable[[], object]) -> None:
-    """Run `act` in a mount namespace that is the host's to it. What it raises fails the test."""
+    """Run `act` in a mount namespace that it sees as the host's. An exception fails the test."""
 
     def host() -> None:
         _enter(PRIVATE)
@@ -25,9 +25,9 @@ def with_own_mounts(act: Callable[[], object]) -> None:
 
 
 def in_container(act: Callable[[], object], propagation: int = SLAVE) -> None:
-    """Run `act` in a mount namespace below another one, which is the host's to it.
+    """Run `act` in a mount namespace below a second one, which it sees as the host's.
 
-    What is mounted in the host's is seen in it with the propagation SLAVE, as with HostToContainer.
+    With the propagation SLAVE, as with HostToContainer, it sees the host's later mounts.
     """
 
     def host() -> None:
@@ -45,7 +45,7 @@ def in_container(act: Callable[[], object], propagation: int = SLAVE) -> None:
 
 
 def mounts_below(root: Path, pid: str = "self") -> list[str]:
-    """What is mounted below a directory, as a process sees it."""
+    """The mounts below a directory, as a process sees them."""
     lines = procfs.path(f"{pid}/mountinfo").read_text().splitlines()
     points = (line.split()[4] for line in lines)
     return [point.removeprefix(f"{root}/") for point in points if point.startswith(f"{root}/")]
@@ -67,7 +67,7 @@ def _in_child(act: Callable[[], object]) -> None:
 
 
 def _enter(propagation: int) -> None:
-    """Give this process mounts of its own."""
+    """Give this process a separate mount namespace."""
     if _libc.unshare(_CLONE_NEWNS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     mount("none", "/", "", REC | propagation)
@@ -80,7 +80,7 @@ def mount(source: str, target: str, kind: str, flags: int = 0) -> None:
 
 
 def _look_at_host(pid: str) -> None:
-    """Take that process for the host's first one."""
+    """Treat that process as the host's first one."""
     proc = Path("/mnt")
     mount("tmpfs", str(proc), "tmpfs")
     (proc / "1").symlink_to(f"/proc/{pid}")

@@ -1,4 +1,4 @@
-"""Processes in the cgroups of made-up pods, as a kubelet and a runtime make them on this kernel."""
+"""Processes in the cgroups of simulated pods, in the form that a kubelet and a runtime use here."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ from tests.waiting import until
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
 LIMIT = Limit(GPU, 1 << 30, 1.0)
 
-# Each line of the input is a slot: registers there, and says what was answered.
+# Each line of input is a slot: the client registers there, and prints the answer.
 CLIENT = """
 import socket, struct, sys
 for line in sys.stdin:
@@ -42,7 +42,8 @@ for line in sys.stdin:
 
 
 def cgroup_root(version: int) -> Path:
-    """Where this machine has a hierarchy of that version; skips the test if nowhere."""
+    """The root of this machine's cgroup hierarchy of that version; skips the test if there is
+    none."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, options, *_ = line.split()
         if (version == 2 and kind == "cgroup2") or (
@@ -63,13 +64,13 @@ class MadeContainer:
         (self.directory / "cgroup.procs").write_text(f"{pid}\n")
 
     def client(self, socket: Path) -> "RegisteringProcess":
-        """A process in it that registers at a socket."""
+        """A process in the container that registers at a socket."""
         return RegisteringProcess(self, socket)
 
 
 @contextmanager
 def made_container(version: int = 2, pod_uid: str = "") -> Iterator[MadeContainer]:
-    """A container of a new pod, or of one that exists."""
+    """A container of a new pod, or of an existing one."""
     container = Container(pod_uid or str(uuid.uuid4()), os.urandom(32).hex())
     root = cgroup_root(version)
     pod = root / "kubepods" / "burstable" / f"pod{container.pod_uid}"
@@ -80,12 +81,12 @@ def made_container(version: int = 2, pod_uid: str = "") -> Iterator[MadeContaine
     finally:
         until(lambda: removed(directory), what="end of the container's processes")
         for empty in (pod, pod.parent, pod.parent.parent):
-            with suppress(OSError):  # others use it
+            with suppress(OSError):  # other tests use it
                 empty.rmdir()
 
 
 def removed(directory: Path) -> bool:
-    """Remove a cgroup; False while a process is in it."""
+    """Remove a cgroup; returns False while a process is in it."""
     try:
         directory.rmdir()
     except OSError:
@@ -111,18 +112,18 @@ class RegisteringProcess:
         container.take(self.pid)
 
     def register(self, slot: int, version: int = 1) -> list[int]:
-        """Status, host pid and registration; [] if it was not answered."""
+        """Status, host pid and registration; [] if there was no answer."""
         self.ask(slot, version)
         return [int(word) for word in self.answer().split()]
 
     def ask(self, slot: int, version: int = 1) -> None:
-        """Ask for a slot."""
+        """Request a slot."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{version} {slot}\n")
         self.process.stdin.flush()
 
     def answer(self) -> str:
-        """What was answered: status, host pid and registration."""
+        """The answer: status, host pid and registration."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
@@ -145,7 +146,7 @@ class RegisteringProcess:
 
 
 class GroupsNode:
-    """Groups, their tenants, and a registrar, which can be started again."""
+    """Groups, their tenants, and a registrar that can be restarted."""
 
     def __init__(self, root: Path) -> None:
         self.groups = Groups(root, regions=PlainRegions())
@@ -195,7 +196,7 @@ class GroupsNode:
         self.restart()
 
     def claim(self, group: str, slot: int, data: int = 0, context: int = 0) -> None:
-        """Write what a shim does: a slot of the process that was registered in it; bytes."""
+        """Write a shim's data: a slot of the process that was registered in it; bytes."""
         content = layout.PfSlot()
         content.state = layout.SLOT_USED
         content.registration = self.groups.read(group).processes[slot].registration
@@ -205,11 +206,11 @@ class GroupsNode:
             region.write(bytes(content))
 
     def refused(self) -> list[tuple[str, str]]:
-        """Who was told what of processes that get no GPU."""
+        """The pods that got messages about processes without a GPU, with the messages."""
         return [(refusal.tenant.group, refusal.text) for refusal in self.refusals]
 
     def alive(self, group: str) -> dict[int, int]:
-        """The pids of living processes, by slot. Like shims, it takes no part of a change."""
+        """The pids of living processes, by slot. Like a shim, it never sees part of a change."""
         alive: dict[int, int] = {}
 
         def is_whole() -> bool:

@@ -1,4 +1,4 @@
-"""A node with a stand-in for the driver, on which the agent serves GPU limits; and its scrapes."""
+"""A node with a stand-in for the driver, on which the agent serves GPU limits, and its scrapes."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -118,7 +118,7 @@ def text_of(families: Callable[[], Sequence[Metric]]) -> str:
 
 
 def values(text: str) -> dict[tuple[str, str], float]:
-    """By name and holder: "pod/gpu" of a container, "gpu" of a GPU, "" otherwise."""
+    """Values by name and holder: "pod/gpu" for a container, "gpu" for a GPU, "" otherwise."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

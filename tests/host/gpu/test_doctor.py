@@ -1,4 +1,4 @@
-"""`podfabric doctor` with a driver: what it answers, and what its containers can load."""
+"""`podfabric doctor` with a driver: its answers, and the libraries that its containers can load."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ Examine = Callable[[str], list[Finding]]
 
 @pytest.fixture
 def examine(tmp_path: Path) -> Iterator[Callable[..., Examine]]:
-    """Makes a node with two GPUs in /proc and a driver that has `count` of them."""
+    """A function that makes a node with two GPUs in /proc and a driver that has `count` of them."""
     with ExitStack() as stack:
 
         def made(*, count: int = 2) -> Examine:
@@ -52,17 +52,18 @@ def test_the_driver_answers_for_every_gpu(examine: Callable[..., Examine]) -> No
     assert (found.status, found.seen) == ("ok", f"driver {R615} answers for 2 GPUs")
 
 
-def test_a_gpu_that_the_driver_does_not_tell_of_fails(examine: Callable[..., Examine]) -> None:
+def test_gpu_that_the_driver_does_not_list_fails(examine: Callable[..., Examine]) -> None:
     (found,) = examine(count=1)("GPU driver")
 
     assert found.status == "failed"
     assert "does not answer for 0000:11:00.0" in found.seen
 
 
-def test_memory_of_gpus_is_asked_of_the_driver_where_pools_do_not_say_it(
+def test_driver_gives_the_gpus_memory_if_pools_do_not(
     examine: Callable[..., Examine],
 ) -> None:
-    """The GPUs have no nodes here, so they fail for that, and not for their memory."""
+    """The GPUs have no device nodes here, so they fail for that reason, and not for their
+    memory."""
     found = examine()("GPU nodes")
 
     assert "nvidia0: No such file" in found[0].seen

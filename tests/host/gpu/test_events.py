@@ -1,4 +1,4 @@
-"""Events on pods, from what a process does to the API server, with all parts of the agent."""
+"""Events on pods, from a process' action to the API server, with all parts of the agent."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ from tests.waiting import until
 
 
 class Rounds:
-    """What the watch does, in order: a "tick", a "look", or one that saw "over"-use; and "told"."""
+    """The watch's actions in order: a "tick", a "look", a look that saw "over"-use, and "told"."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
@@ -67,15 +67,15 @@ def node(tmp_path: Path, api: FakeApi) -> Iterator[ServedNode]:
 
 
 def told(api: FakeApi) -> list[tuple[str, str, str]]:
-    """Reason, message, and the pod of each event."""
+    """The reason, message and pod of each event."""
     return [(event.reason, event.message, event.regarding["name"]) for event in api.events]
 
 
 def test_over_use_is_an_event_of_the_pod_two_seconds_after_it_at_most(
     node: ServedNode, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in looks, since a busy machine delays each: the second one that begins after the
-    over-use counts at the latest, and they are a second apart, which is some ticks of the loop."""
+    """Counted in looks, since a busy machine delays each look. At the latest, the second look
+    after the over-use counts. Looks are a second apart, which is some ticks of the loop."""
     rounds, events = Rounds(monkeypatch), node.report
 
     def report(overuse: OverUse | Refusal) -> None:
@@ -113,7 +113,7 @@ def test_over_use_is_an_event_of_the_pod_two_seconds_after_it_at_most(
     assert process.process.poll() is None
 
 
-def test_a_pod_whose_processes_are_killed_is_told_that(node: ServedNode, api: FakeApi) -> None:
+def test_kill_of_a_pods_processes_is_an_event_of_the_pod(node: ServedNode, api: FakeApi) -> None:
     node.start(on_overuse="kill")
     process = node.process(node.container("a", Limit(FIRST, GIB, 1.0)), 2 * GIB)
     until(lambda: api.events, what="event")

@@ -1,4 +1,4 @@
-"""GPUs with errors are sick, with the reason, and well again after a reset."""
+"""GPUs with errors are sick, with the reason, and healthy again after a reset."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 class Looked:
-    """What each look finds of the first GPU, while nothing is wrong with the second."""
+    """The first GPU's state at each look, while nothing is wrong with the second."""
 
     def __init__(self, node: Node, open_driver: Callable[[], Nvml]) -> None:
         self.node = node
@@ -42,7 +42,7 @@ def test_an_xid_of_the_gpu_makes_it_sick_and_one_of_a_program_does_not(
     looked: Looked, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    looked.node.happens(0, xid=79)  # before anybody watched
+    looked.node.happens(0, xid=79)  # before the watch started
     assert looked.fault() is None
     for xid in sorted(OF_APPLICATIONS):
         looked.node.happens(0, xid=xid)
@@ -55,7 +55,7 @@ def test_an_xid_of_the_gpu_makes_it_sick_and_one_of_a_program_does_not(
 
 
 @pytest.mark.parametrize("sign", ["errors", "recovery", "gone", "driver"])
-def test_a_sick_gpu_is_well_after_a_reset(looked: Looked, sign: str) -> None:
+def test_sick_gpu_is_healthy_after_a_reset(looked: Looked, sign: str) -> None:
     looked.fault()
     if sign in ("errors", "recovery"):
         looked.node.counts(sign, 2)
@@ -90,7 +90,7 @@ def test_a_gpu_that_the_driver_has_lost_is_sick(tmp_path: Path, result: int, sic
         assert (FIRST in health.faults) is sick
 
 
-def test_a_driver_without_events_and_counters_tells_of_no_fault(tmp_path: Path) -> None:
+def test_driver_without_events_and_counters_reports_no_fault(tmp_path: Path) -> None:
     calls = ("nvmlDeviceRegisterEvents", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetFieldValues")
     failures = tuple(Failure(call, 1, 3) for call in calls)
     with installed(tmp_path, TWO[:1], Behaviour(failures=failures)):

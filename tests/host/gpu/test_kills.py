@@ -1,4 +1,4 @@
-"""Processes are killed at each step of counting memory, and what is used is exact soon after."""
+"""Processes are killed at each step of counting memory; the count is exact soon afterwards."""
 
 import itertools
 import signal
@@ -27,8 +27,8 @@ KILLS = 50  # of each kind of memory: 200 together
 ONE = gpus(1, bytes=16 * GIB, context_bytes=300 * MIB)
 BEHAVIOUR = Behaviour(pool_chunk=2 * MIB)
 
-# By kind of memory: the driver's functions within which a process is killed, too, and how often it
-# calls them.
+# For each kind of memory: the driver's functions during which a process is also killed, and the
+# number of their calls.
 KINDS = {
     "linear": {"cuMemAlloc_v2": 8, "cuMemFree_v2": 8},
     "pool": {
@@ -45,7 +45,7 @@ KINDS = {
 
 
 class Death(msgspec.Struct, frozen=True):
-    """The end of a process; its step ("": none), and when it was there: CLOCK_MONOTONIC, ns."""
+    """The end of a process: its step ("" for none), and the step's time in CLOCK_MONOTONIC ns."""
 
     pid: int
     status: int
@@ -58,7 +58,7 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class Killing:
-    """A group with an agent, a process in it that lives, and others that are killed."""
+    """A group with an agent, a process in it that lives, and further processes that are killed."""
 
     def __init__(self, node: GroupsNode, directory: Path) -> None:
         self._node = node
@@ -85,7 +85,7 @@ class Killing:
     def death(
         self, kind: str, nth: int, step: str = "*", within: tuple[str, int] = ("", 0)
     ) -> Death:
-        """The end of a process that is killed at a step, or within that call of the driver."""
+        """The end of a process that is killed at a step, or during that call of the driver."""
         file = self._file
         if within[1]:
             behaviour = msgspec.structs.replace(BEHAVIOUR, failures=(Failure(*within, "kill"),))
@@ -98,7 +98,8 @@ class Killing:
         return Death(int(pid), int(status), int(at), name)
 
     def noticed(self, death: Death) -> float | None:
-        """Wait until the agent has noticed; seconds from the step on. None: it never registered."""
+        """Wait until the agent notices; returns seconds since the step, `None` if it never
+        registered."""
         processes = self._node.groups.read("a").processes.values()
         if death.pid not in {each.host_pid for each in processes}:
             return None
@@ -107,7 +108,7 @@ class Killing:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all that is used is the living process' context and its GiB."""
+        """Whether the count is exactly the living process' context and its GiB."""
         answer = self.survivor.do("cuMemGetInfo_v2", Out(8), Out(8))
         return answer == [LIMIT - RESERVE - GIB, LIMIT]
 
@@ -129,10 +130,10 @@ def killing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Killing
 def test_a_kill_at_any_step_leaves_the_count_exact_within_100_ms(
     killing: Killing, kind: str
 ) -> None:
-    """The median of all kills: the processes of a busy machine wait for a CPU now and then.
+    """The median of all kills: on a busy machine, processes sometimes wait for a CPU.
 
-    It is the time from the step, where the process kills itself, to the agent's word in `limits`.
-    As soon as that is there the next call of another process must have the exact number.
+    The time is from the step, at which the process kills itself, to the agent's entry in `limits`.
+    After that entry, the next call of another process must have the exact number.
     """
     steps, times = set(), []
     for nth in itertools.count(1):
@@ -164,7 +165,7 @@ def test_a_kill_within_the_driver_leaves_the_count_exact(killing: Killing, kind:
 def test_a_kill_while_the_lock_of_a_dead_process_is_recovered_is_recovered_from_as_well(
     killing: Killing,
 ) -> None:
-    """One dies in the lock with memory counted; the next two die as they make up for that."""
+    """One process dies in the lock with memory counted; the next two die during the recovery."""
     steps = []
     for nth in itertools.count(1):
         before = killing.recoveries
@@ -180,6 +181,6 @@ def test_a_kill_while_the_lock_of_a_dead_process_is_recovered_is_recovered_from_
         steps.append(second.step)
         if second.step == "locked":  # it has recovered the lock
             break
-        # Neither of them has done so: only the living process has.
+        # Neither of them has recovered it: only the living process has.
         assert killing.recoveries == before + 1
     assert steps == ["lock recovered", "slot freed", "used recomputed", "locked"]

@@ -1,4 +1,4 @@
-"""NVML with types, of a driver below a root of its own."""
+"""NVML with types, of a driver below a separate root."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +28,12 @@ def opened(node: Node) -> Iterator[Nvml]:
     opened.close()
 
 
-def test_a_node_without_a_driver_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_node_without_a_driver_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(NvmlError, match=f"no libnvidia-ml.so.1 below {tmp_path}: install"):
         nvml.open_driver(tmp_path)
 
 
-def test_a_file_that_is_no_library_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_file_that_is_not_a_library_is_an_error_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "lib64").mkdir()
     (tmp_path / "lib64/libnvidia-ml.so.1").write_text("no library")
     with pytest.raises(NvmlError, match=r"cannot load .*lib64/libnvidia-ml\.so\.1"):
@@ -68,7 +68,7 @@ def test_processes_and_what_they_use(node: Node, opened: Nvml) -> None:
     assert opened.processes(FIRST) == {}
 
 
-def test_a_process_of_a_container_is_told_by_its_pid_on_the_host(node: Node, opened: Nvml) -> None:
+def test_process_of_a_container_has_its_host_pid(node: Node, opened: Nvml) -> None:
     contained = ("unshare", "--pid", "--fork", "--kill-child")
     with Driver(node.environment, through=contained) as driver:
         driver.start()
@@ -83,7 +83,7 @@ def test_utilization_of_a_gpu_that_was_never_used_is_none(opened: Nvml) -> None:
 def test_samples_that_grow_at_each_question_are_no_answer(
     opened: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer without samples would say that no process used the GPU."""
+    """An answer without samples would mean that no process used the GPU."""
 
     def too_small(*_: object) -> None:
         raise NvmlError("insufficient size", 7)
@@ -102,7 +102,7 @@ def test_a_driver_of_another_file_can_be_opened_after_the_first(
         assert again.driver_version() == "580.65.06"
         assert again.uuids() == [other[0].uuid]
         again.close()
-    # `opened` was of the former library: the process has one at a time.
+    # `opened` used the previous library: the process has one at a time.
     reopened = nvml.open_driver(node.file.parent)
     assert reopened.uuids() == [FIRST, SECOND]
 

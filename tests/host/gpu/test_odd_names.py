@@ -1,4 +1,4 @@
-"""Whatever names tenants give to their cgroups and mounts, their processes stay their own."""
+"""Processes stay in their container's group under any name of their cgroups and mounts."""
 
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.waiting import until
 def test_a_container_that_names_its_cgroups_after_another_pods_stays_what_it_is(
     node: GroupsNode,
 ) -> None:
-    """It may write to its cgroup where the runtime lets it, and make directories of any name."""
+    """The runtime may let the container write to its cgroup and make directories of any name."""
     ours, theirs = node.container("a"), node.container("b")
     names = ours.directory / "x\f0::"
     below = names / "kubepods" / f"pod{theirs.container.pod_uid}" / theirs.container.id
@@ -75,7 +75,7 @@ def test_a_process_with_far_too_many_mounts_sees_no_region(
 
 @contextmanager
 def _mounting(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process with mounts of its own, made by a script that says so and then waits."""
+    """A process with separate mounts, made by a script that prints a line and then waits."""
     with subprocess.Popen(
         ["unshare", "-m", "sh", "-c", script, *arguments],
         stdin=subprocess.PIPE,

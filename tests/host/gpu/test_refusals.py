@@ -1,4 +1,5 @@
-"""Processes that get no GPU though their container holds a part of one: who is told, and what."""
+"""Processes that get no GPU although their container holds a part of one, and the reports of
+that."""
 
 import subprocess
 import sys
@@ -13,12 +14,12 @@ from tests.unit.gpu.made import A
 from tests.waiting import until
 
 
-def test_a_pod_is_told_of_a_process_with_a_library_of_another_version(
+def test_process_with_another_library_version_is_reported_to_its_pod(
     node: GroupsNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process_registration, "QUIET", 1e9)
     with node.container("a").client(node.socket("a")) as client:
-        for _ in range(3):  # a tenant asks as often as it likes
+        for _ in range(3):  # a tenant can repeat this at any rate
             assert client.register(0, version=2)[0] == layout.STATUS_VERSION
     assert node.refused() == [("a", process_registration.VERSION)]
     (line,) = [record.message for record in caplog.records if "got no GPU" in record.message]
@@ -28,7 +29,7 @@ def test_a_pod_is_told_of_a_process_with_a_library_of_another_version(
     )
 
 
-def test_a_slot_that_another_process_has_is_told(node: GroupsNode) -> None:
+def test_request_for_a_taken_slot_is_reported(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as first, container.client(node.socket("a")) as second:
         assert first.register(5)[0] == layout.STATUS_OK
@@ -37,7 +38,7 @@ def test_a_slot_that_another_process_has_is_told(node: GroupsNode) -> None:
         assert node.refused() == [("a", process_registration.SLOT)]
 
 
-def test_whose_process_asks_for_another_groups_gpu_is_told_and_not_that_group(
+def test_request_for_another_groups_gpu_is_reported_to_the_requesters_pod_only(
     node: GroupsNode,
 ) -> None:
     node.container("a")
@@ -47,7 +48,7 @@ def test_whose_process_asks_for_another_groups_gpu_is_told_and_not_that_group(
     assert node.refused() == [("b", process_registration.STRANGER)]
 
 
-def test_who_holds_the_group_is_told_of_a_process_of_no_container(node: GroupsNode) -> None:
+def test_process_of_no_container_is_reported_to_the_groups_holder(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as moved:
         (container.directory.parent.parent / "cgroup.procs").write_text(f"{moved.pid}\n")
@@ -55,7 +56,7 @@ def test_who_holds_the_group_is_told_of_a_process_of_no_container(node: GroupsNo
     assert node.refused() == [("a", process_registration.STRANGER)]
 
 
-def test_of_a_group_that_nobody_holds_the_log_alone_tells(
+def test_refusal_in_an_unheld_group_is_only_logged(
     node: GroupsNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     container = node.container("a")
@@ -66,7 +67,7 @@ def test_of_a_group_that_nobody_holds_the_log_alone_tells(
     assert f"group a: no container holds it: process {client.pid} was refused" in caplog.text
 
 
-def test_a_process_that_the_agent_cannot_enter_is_told(
+def test_process_that_the_agent_cannot_enter_is_reported(
     node: GroupsNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -98,7 +99,7 @@ while True:
 
 
 def test_the_next_agent_has_the_limits_of_a_tenant_that_renews_its_lease(node: GroupsNode) -> None:
-    """It may have taken one while no agent had the file open."""
+    """A tenant may have taken a lease while no agent had the file open."""
     node.container("a")
     node.groups._forget("a")
     with subprocess.Popen(

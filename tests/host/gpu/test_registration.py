@@ -1,4 +1,4 @@
-"""Processes register at their group's socket: the kernel says who they are, and when they end."""
+"""Processes register at their group's socket; the kernel identifies them and reports their end."""
 
 import os
 import signal
@@ -70,9 +70,7 @@ def test_a_process_of_the_host_is_refused(node: GroupsNode) -> None:
         assert client.recv(64) == struct.pack("<IIQ", layout.STATUS_STRANGER, 0, 0)
 
 
-def test_containers_of_one_pod_are_told_apart_by_the_region_that_they_see(
-    node: GroupsNode, tmp_path: Path
-) -> None:
+def test_region_distinguishes_containers_of_one_pod(node: GroupsNode, tmp_path: Path) -> None:
     first = node.container("a")
     second = node.container("b", pod_uid=first.container.pod_uid)
     script = """
@@ -143,12 +141,12 @@ def test_processes_that_lose_their_slots_hold_no_descriptor_of_the_agent(node: G
     before = pidfds()
     container = node.container("a")
     with ExitStack() as stack:
-        for _ in range(6):  # each takes the slot that the one before has not entered
+        for _ in range(6):  # each takes the slot that the previous one has not entered
             client = stack.enter_context(container.client(node.socket("a")))
             assert client.register(5)[0] == layout.STATUS_OK
         assert node.alive("a") == {5: client.pid}
         until(lambda: pidfds() == before + 1)
-        assert client.register(5)[0] == layout.STATUS_OK  # again, and another slot
+        assert client.register(5)[0] == layout.STATUS_OK  # again, and for another slot
         assert client.register(6)[0] == layout.STATUS_OK
         until(lambda: pidfds() == before + 1)
         node.groups.remove("a")
@@ -223,7 +221,7 @@ def test_the_slots_of_a_process_that_dies_in_any_way_are_freed(
 def test_the_end_of_a_process_that_cannot_be_written_at_once_is_written_later(
     node: GroupsNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when no descriptor is left."""
+    """No descriptor is left, for example."""
     container, failed = node.container("a"), threading.Event()
 
     def unwritten(group: str, slots: object) -> None:
@@ -241,7 +239,7 @@ def test_the_end_of_a_process_that_cannot_be_written_at_once_is_written_later(
     until(lambda: not node.registrar._unmarked, what="end of what was not written")
 
 
-def test_an_agent_that_starts_again_knows_who_has_died_and_who_lives(node: GroupsNode) -> None:
+def test_restarted_agent_knows_which_processes_live(node: GroupsNode) -> None:
     container = node.container("a")
     with container.client(node.socket("a")) as dying, container.client(node.socket("a")) as living:
         for slot, client in enumerate((dying, living), start=1):
@@ -264,7 +262,7 @@ def test_a_pid_that_is_used_again_is_not_the_process_that_was_registered(node: G
         assert node.alive("a") == {}
 
 
-def test_an_agent_that_was_killed_within_a_change_has_it_finished(node: GroupsNode) -> None:
+def test_next_agent_finishes_the_change_of_a_killed_agent(node: GroupsNode) -> None:
     node.container("a")
     limits = node.groups.root / "a/limits"
     with limits.open("r+b") as file:
@@ -292,10 +290,10 @@ def _silent(path: Path) -> socket.socket:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"x" * 9, b"x" * 60_000], ids=len)
-def test_what_is_no_request_ends_the_connection(
+def test_invalid_request_ends_the_connection(
     node: GroupsNode, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not content:  # else it ends at once
+    if not content:  # otherwise it ends immediately
         monkeypatch.setattr(group_socket, "PATIENCE", 0.1)
     node.container("a")
     with _silent(node.socket("a")) as client:
@@ -306,7 +304,7 @@ def test_what_is_no_request_ends_the_connection(
 
 
 def test_a_client_that_is_slow_to_ask_is_answered(node: GroupsNode) -> None:
-    """Other work of a node may keep it from that between its connection and its request."""
+    """Other work of the node may delay the client between its connection and its request."""
     node.container("a")
     with _silent(node.socket("a")) as client:
         client.settimeout(3 * TICK)
@@ -314,11 +312,11 @@ def test_a_client_that_is_slow_to_ask_is_answered(node: GroupsNode) -> None:
             client.recv(64)
         client.settimeout(PATIENCE)
         client.send(struct.pack("<II", layout.VERSION, 0))
-        # It is of no container: what counts is that it is answered.
+        # The client is in no container; the test only needs an answer.
         assert client.recv(64) == struct.pack("<IIQ", layout.STATUS_STRANGER, 0, 0)
 
 
-def test_clients_of_one_group_that_say_nothing_keep_no_other_group_waiting(
+def test_silent_clients_of_one_group_delay_no_other_group(
     node: GroupsNode,
 ) -> None:
     node.container("a")
@@ -372,7 +370,7 @@ sys.stdin.read()
 """
 
 
-def test_each_of_256_processes_at_once_gets_its_slot(node: GroupsNode) -> None:
+def test_256_simultaneous_processes_each_get_their_slot(node: GroupsNode) -> None:
     container = node.container("a")
     with subprocess.Popen(
         [sys.executable, "-c", MANY, node.socket("a")], stdin=subprocess.PIPE, text=True
@@ -386,10 +384,9 @@ def test_each_of_256_processes_at_once_gets_its_slot(node: GroupsNode) -> None:
     until(lambda: node.alive("a") == {}, what="end of all")
 
 
-def test_of_two_that_ask_at_once_for_one_slot_the_later_one_has_it(
-    node: GroupsNode, tmp_path: Path
-) -> None:
-    """The first has not said in its region that it uses the slot: its answer may be too late."""
+def test_later_of_two_simultaneous_requests_gets_the_slot(node: GroupsNode, tmp_path: Path) -> None:
+    """The first has not recorded in its region that it uses the slot; its answer may be too
+    late."""
     container = node.container("a")
     with ExitStack() as stack:
         _, clients, requests = _asking(stack, container, tmp_path / "own.sock", [5, 5])
@@ -399,7 +396,7 @@ def test_of_two_that_ask_at_once_for_one_slot_the_later_one_has_it(
         assert node.alive("a") == {5: clients[1].pid}
 
 
-def test_a_failure_to_write_is_told_to_all_that_asked_at_once(
+def test_failure_to_write_is_answered_to_all_simultaneous_requests(
     node: GroupsNode, tmp_path: Path
 ) -> None:
     container = node.container("a")
@@ -418,7 +415,7 @@ def test_a_failure_to_write_is_told_to_all_that_asked_at_once(
 def _asking(
     stack: ExitStack, container: MadeContainer, path: Path, slots: list[int]
 ) -> tuple[socket.socket, list[RegisteringProcess], list[tuple[Registrant, layout.PfRequest]]]:
-    """Processes that have asked for slots at a socket of the test's own, and their requests."""
+    """Processes that have requested slots at a socket of the test's own, and their requests."""
     own = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
     own.bind(str(path))
     own.listen()

@@ -1,4 +1,4 @@
-"""Each region has a file system of its own, which the tenant can fill and nothing else."""
+"""Each region has its own file system, which is all that the tenant can fill."""
 
 import errno
 import fcntl
@@ -24,7 +24,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def fill(path: Path) -> int:
-    """Write at the end of a file until nothing fits; how many bytes did."""
+    """Append to a file until nothing fits; returns the number of bytes."""
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
@@ -45,9 +45,9 @@ def lease(path: Path, kind: int, flags: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_a_tenant_that_enlarges_its_region_takes_no_room_of_others(tmp_path: Path) -> None:
+def test_enlarged_region_takes_no_room_from_other_tenants(tmp_path: Path) -> None:
     def act() -> None:
-        mount("tmpfs", str(tmp_path), "tmpfs")  # which nobody else fills meanwhile
+        mount("tmpfs", str(tmp_path), "tmpfs")  # which no other process fills meanwhile
         groups = Groups(tmp_path)
         first = groups.make("a", limit(A))
         before = os.statvfs(tmp_path).f_bavail
@@ -64,7 +64,7 @@ def test_a_tenant_that_enlarges_its_region_takes_no_room_of_others(tmp_path: Pat
     with_own_mounts(act)
 
 
-def test_the_room_ends_with_the_group_and_a_former_holder_keeps_its_own(tmp_path: Path) -> None:
+def test_room_is_removed_with_its_group_and_an_earlier_holder_keeps_its_own(tmp_path: Path) -> None:
     def act() -> None:
         groups = Groups(tmp_path)
         path = groups.make("a", limit(A)) / "region"
@@ -131,7 +131,7 @@ def test_an_agent_in_a_container_mounts_where_the_runtime_sees_it(tmp_path: Path
 
 
 def test_mounts_that_the_agent_does_not_see_are_an_obstacle(tmp_path: Path) -> None:
-    """As in a container whose directory is mounted without propagation."""
+    """The same happens in a container whose directory is mounted without propagation."""
 
     def act() -> None:
         told = Groups(tmp_path).obstacle()
@@ -143,7 +143,7 @@ def test_mounts_that_the_agent_does_not_see_are_an_obstacle(tmp_path: Path) -> N
     in_container(act, PRIVATE)
 
 
-def test_an_agent_that_may_not_mount_is_told_what_it_needs(
+def test_agent_without_mount_rights_gets_an_error_with_the_needed_rights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object) -> None:
@@ -158,7 +158,7 @@ def test_an_agent_that_may_not_mount_is_told_what_it_needs(
 def test_an_agent_that_may_not_mount_removes_what_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent without these rights gives GPUs whose limits nothing keeps, and has no groups."""
+    """An agent without these rights gives GPUs without limits, and has no groups."""
 
     def refused(act: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted", "the host's mounts")
@@ -179,20 +179,20 @@ def test_an_agent_that_leaves_takes_the_mounts_away(tmp_path: Path) -> None:
     in_container(act)
 
 
-def test_a_tenants_lease_keeps_the_agent_waiting_for_nothing(tmp_path: Path) -> None:
-    """An open(2) would wait for up to 45 s, and with it the limits of all groups."""
+def test_tenants_lease_does_not_delay_the_agent(tmp_path: Path) -> None:
+    """An open(2) would wait for up to 45 s, and delay the limits of all groups."""
 
     def act() -> None:
         groups = Groups(tmp_path)
         directory = groups.make("a", limit(A))
         known = groups.read("a")
-        signal.signal(signal.SIGIO, signal.SIG_IGN)  # which asks the holder to give it back
+        signal.signal(signal.SIGIO, signal.SIG_IGN)  # SIGIO asks the holder to release the lease
         with (
             lease(directory / "region", fcntl.F_WRLCK, os.O_RDWR),
             pytest.raises(RegionInvalid, match="Resource temporarily unavailable"),
         ):
             groups.region("a", known)
-        for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK):  # of limits there is none
+        for kind in (fcntl.F_RDLCK, fcntl.F_WRLCK):  # a file of limits cannot have a lease
             with (
                 pytest.raises(BlockingIOError),
                 lease(directory / "limits", kind, os.O_RDONLY),

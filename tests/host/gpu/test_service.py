@@ -1,4 +1,4 @@
-"""The agent's part of GPU limits as a whole: its threads, and what a scrape shows of it."""
+"""The whole agent's part of GPU limits: its threads, and its scrapes."""
 
 import shutil
 from collections.abc import Iterator
@@ -32,10 +32,10 @@ def node(tmp_path: Path) -> Iterator[ServedNode]:
         yield ServedNode(tmp_path, stack)
 
 
-def test_only_gpus_that_are_given_in_parts_are_watched_and_strangers_there_live(
+def test_only_shared_gpus_are_watched_and_foreign_processes_live(
     node: ServedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other GPUs may be a pool of replicas', or another device plugin's."""
+    """Other GPUs may belong to a pool of replicas or to another device plugin."""
     node.install_driver()
     limited = [LimitedGPU(uuid=FIRST, minor=0)]
     started = node.start(on_overuse="kill", limited=limited)
@@ -55,7 +55,7 @@ def test_only_gpus_that_are_given_in_parts_are_watched_and_strangers_there_live(
 def test_a_driver_that_comes_later_is_used_at_the_next_try_without_a_restart(
     node: ServedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of its GPUs are offered within ten seconds, by the periods in which each looks."""
+    """Parts of its GPUs are offered within ten seconds, according to the periods of all looks."""
     known = limit_service.TRY_AGAIN + TICK + limit_service.LOOK
     assert max(known, shims.LOOK_AGAIN) + 2 * plugin.LOOK_EVERY <= 10
     monkeypatch.setattr(limit_service, "TRY_AGAIN", 0.2)
@@ -121,7 +121,7 @@ def test_the_series_of_containers_and_after_their_end(
     node.container("b", Limit(SECOND, 4 * GIB, 0.5))
     node.container("idle", Limit(FIRST, 8 * GIB, 1.0))
     process = node.process(busy, GIB)
-    node.process(node.stack.enter_context(made_container()), 2 * GIB)  # which holds no part
+    node.process(node.stack.enter_context(made_container()), 2 * GIB)  # holds no part
 
     wanted = {
         ("nvml_up", ""): 1,

@@ -1,4 +1,4 @@
-"""`podfabric install --gpu`: what containers have mounted stays, while other files come."""
+"""`podfabric install --gpu`: files that containers have mounted stay, while new files are added."""
 
 import json
 import os
@@ -86,7 +86,7 @@ class Host:
         return source
 
     def podfabric(self, version: str, *words: str | Path, killed_at: int = 0) -> int:
-        """Run a command; its status, or the negative number of the signal that killed it."""
+        """Run a command; returns its status, or the negative signal number if it was killed."""
         assert self.commands.stdin is not None and self.commands.stdout is not None
         request = (killed_at, str(self.version(version)), [str(word) for word in words])
         self.commands.stdin.write(json.dumps(request) + "\n")
@@ -101,7 +101,7 @@ class Host:
         return self.podfabric("none", "uninstall", "--bin-dir", self.bin, killed_at=killed_at)
 
     def installed(self) -> dict[str, str]:
-        """The version of each library that is installed; it must be whole."""
+        """The version of each installed library; checks that each is complete."""
         found = {}
         for name in FILES:
             path = self.shims / name
@@ -138,7 +138,7 @@ class Host:
 
 
 def _seen(container: "subprocess.Popen[str]") -> str:
-    """What the libraries are in a container."""
+    """The versions of the libraries in a container."""
     assert container.stdin is not None and container.stdout is not None
     container.stdin.write("\n")
     container.stdin.flush()
@@ -206,7 +206,7 @@ def test_install_after_a_kill_at_any_step_is_whole(host: Host) -> None:
         assert host.installed() == dict.fromkeys(NAMES, present)
         assert sorted(path.name for path in host.shims.iterdir()) == NAMES  # no temporary file
         step += 1
-    assert step > 8  # the opening, the writing and the renaming of each, and the directory
+    assert step > 8  # opening, writing and renaming each, and the directory
 
 
 def test_uninstall_after_a_kill_at_any_step_removes_everything(host: Host) -> None:
@@ -222,7 +222,7 @@ def test_uninstall_after_a_kill_at_any_step_removes_everything(host: Host) -> No
     assert step > 3
 
 
-def test_library_that_is_missing_or_none_is_refused_and_nothing_is_changed(host: Host) -> None:
+def test_missing_or_invalid_library_is_refused_and_nothing_changes(host: Host) -> None:
     (host.version("bad") / FILES[0]).write_text("no library")
     assert host.install("bad") == 1
     (host.version("bad") / FILES[0]).unlink()

@@ -1,4 +1,4 @@
-"""The stand-in for libcuda: its table of entry points, against CUDA's header."""
+"""The stand-in for libcuda: its table of entry points, compared with CUDA's header."""
 
 import re
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 from tests.standin import build
 from tests.standin.gpus import table
 
-# What the runtimes look up and cuda.h lacks: graphics, the profiler, and parts of an unknown use.
+# Names that the runtimes look up and cuda.h lacks: graphics, the profiler, and parts of unknown
+# use.
 ELSEWHERE = re.compile(r"cu(GL|EGL|Graphics|VDPAU|Profiler|Subgrid)")
 
 

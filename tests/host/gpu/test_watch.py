@@ -67,7 +67,7 @@ def of(sample: NodeSample, group: str) -> TenantSample:
     return next(each for each in sample.tenants if each.tenant.group == group)
 
 
-def test_what_the_driver_says_of_processes_is_their_containers(
+def test_drivers_figures_are_attributed_to_containers(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
     limit = Limit(FIRST, 4 * GIB, 0.5)
@@ -143,7 +143,7 @@ def test_over_use_counts_at_the_second_look_and_is_reported_once(
     assert str(reported[0]).startswith("uses 1198 MiB of GPU-00000000-57a0")
     assert 96 * MIB < (of(sample, "a").overuse_bytes or 0) <= 100 * MIB
     assert process.process.poll() is None
-    process.do("cuMemFree_v2", more)  # ended: the next one is another
+    process.do("cuMemFree_v2", more)  # the process ended; the next one is another
     enforcement.decide(watch.look(opened), opened)
     allocate(process, 200 * MIB)
     for _ in range(2):
@@ -175,7 +175,7 @@ def test_kill_hits_exactly_the_processes_of_the_container_on_that_gpu(
         assert enforcement.kills == {"a": 2}
 
 
-def test_what_a_registered_process_needs_beside_its_allocations_is_told_to_the_shims(
+def test_overhead_of_a_registered_process_is_reported_to_the_shims(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
     process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
@@ -200,7 +200,7 @@ def test_a_lie_about_allocations_makes_no_negative_overhead(
     assert node.groups.read("a").processes[5].overhead_bytes == 0
 
 
-def test_two_copies_of_the_shim_in_one_process_have_its_context_once(
+def test_context_counts_once_with_two_copies_of_the_shim(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch
 ) -> None:
     process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
@@ -236,7 +236,7 @@ def test_a_tenant_that_destroys_its_region_hides_nothing_and_breaks_no_other_gro
     assert (node.groups.root / "b/limits").read_bytes()[40:104] == untouched[40:104]
 
 
-def test_a_gpu_that_the_driver_does_not_tell_about_makes_nothing_of_the_others_unknown(
+def test_unreadable_gpu_does_not_hide_the_other_gpus(
     node: GroupsNode, tmp_path: Path, watch: Watch
 ) -> None:
     lost = Failure("nvmlDeviceGetComputeRunningProcesses_v3", 1, 15)
@@ -254,7 +254,7 @@ def test_a_gpu_that_the_driver_does_not_tell_about_makes_nothing_of_the_others_u
         opened.close()
 
 
-def test_without_nvml_the_groups_own_numbers_are_there(node: GroupsNode, watch: Watch) -> None:
+def test_groups_numbers_are_available_without_nvml(node: GroupsNode, watch: Watch) -> None:
     node.container("a")
     sample = watch.look(None, "no driver")
     assert (sample.nvml_up, sample.problem, sample.gpus) == (False, "no driver", ())
@@ -262,8 +262,9 @@ def test_without_nvml_the_groups_own_numbers_are_there(node: GroupsNode, watch: 
     assert only.use is not None and only.device_bytes is None
 
 
-def test_what_a_process_used_just_before_it_ended_counts(node: GroupsNode, watch: Watch) -> None:
-    """The driver tells of it in the next tick. Else its group would get back what it paid."""
+def test_last_use_of_a_process_counts(node: GroupsNode, watch: Watch) -> None:
+    """The driver reports this time in the next tick. Otherwise its group would get its payment
+    back."""
     container = node.container("a")
     with container.client(node.socket("a")) as client:
         assert client.register(3)[0] == layout.STATUS_OK
@@ -277,10 +278,10 @@ def test_what_a_process_used_just_before_it_ended_counts(node: GroupsNode, watch
     until(lambda: not watch.attribution.used_time(used), REMEMBERED + PATIENCE, "end of that")
 
 
-def test_a_clock_of_the_day_that_is_set_back_is_no_time_without_use(
+def test_wall_clock_set_back_does_not_count_as_idle_time(
     node: GroupsNode, driver: Node, opened: Nvml, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that the driver tells is newer than the last sample, for as long as the step is."""
+    """For the length of the step, no sample of the driver is newer than the last one."""
     process = using(node, driver, node.container("a", limit=Limit(FIRST, 4 * GIB, 1.0)))
     watch.look(opened)
     module, _ = process.do("cuModuleLoadData", Out(8), b"\0" * 16)

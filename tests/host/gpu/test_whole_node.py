@@ -38,14 +38,14 @@ def start(node: WholeNode, pool: Mapping[str, str] = UNITS, **limits: object) ->
         gpuLimits={"driverRoot": str(node.root / "driver"), **limits},
     )
     node.start_agent()
-    # 16 GiB, less 600 MiB of the driver's and 256 MiB that are kept: NVML told it.
+    # 16 GiB, less the driver's 600 MiB and a reserve of 256 MiB, according to NVML.
     wanted = {MEMORY: 15, COMPUTE: 100}
     for name, count in wanted.items():
         node.kubelet.wait(lambda: node.kubelet.allocatable(name) == count)  # noqa: B023
 
 
 def admitted(node: WholeNode, name: str) -> tuple[Pod, MadeContainer, Mounts]:
-    """A pod with 2 GiB and half of the time, its cgroup, and what its container has mounted."""
+    """A pod with 2 GiB and half of the time, its cgroup, and its container's mounts."""
     uid = str(uuid.uuid4())
     container = node.stack.enter_context(made_container(2, uid))
     limits = {MEMORY: 2, COMPUTE: 50}
@@ -54,7 +54,7 @@ def admitted(node: WholeNode, name: str) -> tuple[Pod, MadeContainer, Mounts]:
 
 
 def mounts_of(node: WholeNode, pod: Pod, name: str) -> Mounts:
-    """What a container of the pod has mounted."""
+    """The mounts of a container of the pod."""
     (device,) = pod.containers[name].cdi
     file = node.paths.cdi / f"podfabric-slot-{device.partition('=')[2]}.json"
     document = msgspec.json.decode(file.read_bytes())
@@ -121,7 +121,7 @@ def test_a_container_is_limited_and_in_the_metrics_and_the_agents_end_changes_no
     until(lambda: free(second) == 2 * GIB - CONTEXT, what="memory of the first")
 
 
-def test_processes_of_a_container_share_one_limit_where_each_has_pids_of_its_own(
+def test_processes_share_one_limit_with_separate_pid_namespaces(
     node: WholeNode,
 ) -> None:
     start(node)
@@ -148,7 +148,7 @@ def test_processes_of_a_container_share_one_limit_where_each_has_pids_of_its_own
     until(lambda: free(second) == 2 * GIB - CONTEXT - 256 * MIB, what="memory of the first")
 
 
-def test_what_a_pod_had_is_gone_after_it(node: WholeNode) -> None:
+def test_pods_parts_and_series_end_with_it(node: WholeNode) -> None:
     start(node)
     pod, container, mounts = admitted(node, "trainer")
     process = node.process(container, mounts)

@@ -1,7 +1,7 @@
-"""A whole node: the agent's process, a kubelet, a driver, containers with what Allocate answered.
+"""A whole node: the agent's process, a kubelet, a driver, containers with Allocate's response.
 
-The agent and the containers are in a pid and a mount namespace, which stand for the host's: there
-/proc shows the driver's GPUs, and the agent's mounts are seen by the first process.
+The agent and the containers are in a pid and a mount namespace that represent the host's. There,
+/proc shows the driver's GPUs, and the first process sees the agent's mounts.
 """
 
 import json
@@ -30,7 +30,7 @@ from tools import build_shim
 PODFABRIC = Path(sys.executable).with_name("podfabric")
 LIBRARIES = "usr/lib64"
 
-# The first process of the node ends with its input, and all others with it.
+# The first process of the node ends with its input; all other processes end with it.
 HOST = """
 set -e
 mount --bind "$1" /proc/driver
@@ -38,7 +38,7 @@ echo ready
 exec cat
 """
 
-# What a runtime does: a root of the container's own, here over the machine's, then the mounts.
+# A runtime's work: a root for the container, here an overlay of the machine's, then the mounts.
 CONTAINER = """
 set -eu
 cgroup=$1 room=$2 mounts=$3
@@ -63,7 +63,7 @@ exec "$@"
 
 
 class WholeNode:
-    """The node. `start_agent` and `kill_agent` may be called in turn."""
+    """The node. `start_agent` and `kill_agent` may be called alternately."""
 
     def __init__(
         self, root: Path, driver: Node, kubelet: Kubelet, host: int, stack: ExitStack
@@ -79,7 +79,7 @@ class WholeNode:
 
     @property
     def inside(self) -> list[str]:
-        """A command that runs another one on the node."""
+        """A command that runs another command on the node."""
         namespaces = Path(f"/proc/{self._host}/ns")
         pid = f"--pid={namespaces / 'pid_for_children'}"
         return ["nsenter", f"--mount={namespaces / 'mnt'}", pid]
@@ -112,7 +112,7 @@ class WholeNode:
         self.stack.callback(self.kill_agent)
 
     def kill_agent(self) -> None:
-        """SIGKILL. nsenter waits for the agent, which is its child in the node's pid namespace."""
+        """Send SIGKILL. nsenter waits for the agent, its child in the node's pid namespace."""
         if self._agent is not None and self._agent.poll() is None:
             children = Path(f"/proc/{self._agent.pid}/task/{self._agent.pid}/children")
             for pid in children.read_text().split():
@@ -120,7 +120,7 @@ class WholeNode:
             self._agent.wait(PATIENCE)
 
     def state(self) -> str:
-        """What the agent says that it does."""
+        """The state that the agent reports."""
         said = (path.read_text() for path in self.paths.run.glob("agent-*.state"))
         return next(said, "").strip()
 
@@ -129,7 +129,7 @@ class WholeNode:
         return (self.root / "agent.log").read_text()
 
     def values(self) -> dict[tuple[str, str], float]:
-        """A scrape: by name, and "pod/container" or the GPU's number."""
+        """A scrape, by name and "pod/container" or the GPU's number."""
         connection = UnixHTTPConnection(self.root / "http")
         try:
             connection.request("GET", "/metrics")
@@ -154,9 +154,9 @@ class WholeNode:
         *,
         own_pids: bool = False,
     ) -> Driver:
-        """A process of a container that loads libcuda, wherever the loader finds it.
+        """A process of a container that loads libcuda wherever the loader finds it.
 
-        With `own_pids` it is the first of a pid namespace, as that of a container is.
+        With `own_pids` it is the first of a pid namespace, as in a container.
         """
         self._count += 1
         listed = self.root / f"mounts-{self._count}"
@@ -171,12 +171,12 @@ class WholeNode:
         through += ["sh", "-c", CONTAINER, "sh", str(container.directory), str(room), str(listed)]
         if own_pids:
             through += ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        # A driver knows its GPUs; the stand-in is told by a variable.
+        # A driver knows its GPUs; the stand-in reads a variable.
         environment = {"PODFABRIC_STANDIN_GPUS": str(self.driver.file), "LD_LIBRARY_PATH": ""}
         return self.stack.enter_context(Driver(environment, "libcuda.so.1", through))
 
     def mounts_of_groups(self) -> list[str]:
-        """What is mounted below the directory of groups, as the node's first process sees it."""
+        """The mounts below the directory of groups, as the node's first process sees them."""
         lines = Path(f"/proc/{self._host_pid()}/mountinfo").read_text().splitlines()
         root = f"{self.paths.run}/gpu/"
         points = (line.split()[4] for line in lines)
@@ -231,7 +231,7 @@ def _paths(root: Path) -> Paths:
 
 
 def _show(root: Path, gpus: tuple[Gpu, ...]) -> None:
-    """The driver in /proc and /dev."""
+    """Make the driver's entries in /proc and /dev."""
     shown = ShownDriver(Paths(proc=root / "proc", dev=root / "dev"))
     shown.nodes(range(len(gpus)))
     for gpu in gpus:
@@ -245,7 +245,7 @@ def _show(root: Path, gpus: tuple[Gpu, ...]) -> None:
 
 
 def _install(libraries: Path, version: str) -> None:
-    """The driver's libraries with their links, as its installer lays them."""
+    """Install the driver's libraries with their links, as its installer does."""
     libraries.mkdir(parents=True)
     for name in ("libcuda.so", "libnvidia-ml.so"):
         shutil.copy(standin.libraries() / f"{name}.1", libraries / f"{name}.{version}")

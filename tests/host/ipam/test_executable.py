@@ -1,4 +1,4 @@
-"""`podfabric-ipam` and `podfabric ipam` as processes, on a state directory of their own."""
+"""`podfabric-ipam` and `podfabric ipam` as processes, with a separate state directory."""
 
 import json
 import os
@@ -125,9 +125,7 @@ def test_agent_waits_for_a_running_executable_and_another_executable_does_not(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_adds_cost_nobody_an_address(
-    runtime: Runtime, state: Path, number: signal.Signals
-) -> None:
+def test_killed_adds_leak_no_address(runtime: Runtime, state: Path, number: signal.Signals) -> None:
     environ = {
         **runtime.environ,
         "CNI_COMMAND": "ADD",

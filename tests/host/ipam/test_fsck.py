@@ -1,4 +1,4 @@
-"""`podfabric ipam fsck` beside network namespaces that live: what they use is not given out."""
+"""`podfabric ipam fsck` with living network namespaces: their addresses are not given out."""
 
 import os
 import subprocess
@@ -56,13 +56,13 @@ def podfabric(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def given(state: Path, name: str) -> list[str]:
-    """What a process for one call gives to a newcomer."""
+    """The addresses that a process for one call gives to a new container."""
     files = node_facts.store_of(Paths(state=state))
     grant = SqliteStore(files, BOOT).reserve(owner(name), SETS)
     return [each.reservation.address for each in grant.granted]
 
 
-def test_a_living_address_that_nobody_reserved_is_reported_and_after_a_rebuild_goes_to_nobody(
+def test_unreserved_living_address_is_reported_and_never_given_after_a_rebuild(
     state: Path, pod: str
 ) -> None:
     checked = podfabric(state, "fsck")

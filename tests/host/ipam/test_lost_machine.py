@@ -1,8 +1,8 @@
-"""A machine whose Node is gone still runs a pod: the next node's pod does not get its address. Nor
-that of a machine outside of the cluster, where the definition has each address probed.
+"""A machine whose Node is gone still runs a pod: the next node's pod does not get its address. The
+same holds for a machine outside of the cluster if the definition has each address probed.
 
-Namespaces are the node, its pod, and the lost machine. `place` is what the ADD of sriov does once
-it has chosen a device: here one end of a veth pair.
+Namespaces represent the node, its pod, and the lost machine. `place` does the part of sriov's ADD
+that follows the choice of a device; here the device is one end of a veth pair.
 """
 
 import json
@@ -58,11 +58,11 @@ class Fabric:
         self.namespace = stack.enter_context(NetworkNamespace.open(f"/var/run/netns/{self.pod}"))
         home = stack.enter_context(NetworkNamespace.open(f"/var/run/netns/{self.node}"))
         self.inside = stack.enter_context(netlink(self.namespace))
-        stack.enter_context(home.entered())  # this thread is the node's
+        stack.enter_context(home.entered())  # this thread is in the node's namespace
         self.outside = stack.enter_context(netlink())
 
     def add(self, ipam: InProcess) -> list[str]:
-        """The ADD of the pod, undone if it fails; the addresses that the pod has then."""
+        """The ADD of the pod, undone if it fails; returns the addresses that the pod has then."""
         link = links.require(self.outside, "eth7")
         plan = DevicePlan(function=FUNCTION, link=link, vf=None)
         origin = netdev_move.origin_of(link)
@@ -90,7 +90,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def next_node(stack: ExitStack, directory: Path, range_: str, pool: str, size: int) -> ClusterNode:
-    """A node, after another one had the pool's first block, vanished, and was waited for."""
+    """A node, after another one had the pool's first block, vanished, and its wait was over."""
     cluster = Cluster()
     cluster.pool(range_, block_size=size, name=pool)
     cluster.round()
@@ -143,7 +143,7 @@ def test_a_pod_does_not_get_an_address_that_a_lost_machine_still_has(
         ({"addresses": [{"address": "10.65.0.1/24"}]}, ["10.65.0.1"], []),
     ],
 )
-def test_where_each_address_is_probed_the_pod_gets_the_first_that_no_machine_answers_for(
+def test_with_probes_the_pod_gets_the_first_unanswered_address(
     stack: ExitStack, tmp_path: Path, ipam: dict[str, Any], taken: list[str], given: list[str]
 ) -> None:
     node = Calls(tmp_path)
@@ -162,7 +162,7 @@ def test_where_each_address_is_probed_the_pod_gets_the_first_that_no_machine_ans
     assert sorted(node.held()) == given
 
 
-def test_where_each_address_is_probed_a_pool_gives_the_next_one_and_people_are_told(
+def test_with_probes_a_pool_gives_the_next_address_and_reports_it(
     stack: ExitStack, tmp_path: Path
 ) -> None:
     server = FakeApi()
@@ -178,7 +178,7 @@ def test_where_each_address_is_probed_a_pool_gives_the_next_one_and_people_are_t
     assert [each.reason for each in node.server.events] == ["AddressInUse"]
 
 
-def test_a_pod_without_carrier_gets_the_address_and_people_are_told(
+def test_pod_without_carrier_gets_the_address_and_a_warning_is_reported(
     stack: ExitStack, tmp_path: Path
 ) -> None:
     node = next_node(stack, tmp_path, *RANGES[0])

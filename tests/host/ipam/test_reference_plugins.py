@@ -118,12 +118,12 @@ def test_an_attachment_lives_from_add_to_del(
     deleted = node.call("DEL", config, result)
     assert (deleted.exit_code, deleted.stdout) == (0, "")
     assert node.addresses() == node.reserved() == []
-    if plugin != "host-device":  # which looks for its interface
+    if plugin != "host-device":  # it looks for its interface
         assert node.call("DEL", config).exit_code == 0
 
 
 def test_a_bridge_that_fails_after_it_got_an_address_gives_it_back(node: Node) -> None:
-    # It refuses to be the gateway on the bridge of another network.
+    # The plugin refuses to be the gateway on another network's bridge.
     ip("-n", node.netns.name, "link", "add", "fabric", "type", "bridge")
     ip("-n", node.netns.name, "address", "add", "10.88.0.1/24", "dev", "fabric")
     failed = node.call("ADD", configured("bridge"))

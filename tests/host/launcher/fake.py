@@ -24,13 +24,13 @@ REFUSAL = b'{"cniVersion":"1.1.0","code":11,"msg":"the agent is stopping"}'
 REFUSED = framing.write_answer(framing.REFUSED, 1, b"", REFUSAL)
 LEAVING = framing.write_answer(framing.LEAVING, 1, b"", REFUSAL)
 
-# go-cni takes these words in the error of a DEL for success.
+# go-cni treats these words in the error of a DEL as success.
 MISREAD = ("not found", "no such file")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the process ended."""
+    """The end of the process: its exit code and output."""
 
     exit_code: int
     stdout: bytes
@@ -49,7 +49,7 @@ class Outcome:
 
 @contextmanager
 def file_of(config: bytes) -> Iterator[int]:
-    """A configuration as a file, which comes as soon as it is read, other than from a pipe."""
+    """A configuration as a file, whose bytes are available immediately, unlike a pipe's."""
     with os.fdopen(os.memfd_create("config"), "w+b", buffering=0) as file:
         file.write(config)
         file.seek(0)
@@ -133,7 +133,7 @@ class Peer:
         return not select.select([self.socket], [], [], 0)[0]
 
     def rest(self) -> bytes:
-        """All that comes until the launcher closes the connection: normally nothing."""
+        """All bytes until the launcher closes the connection, normally none."""
         return b"".join(iter(lambda: self.socket.recv(1 << 16), b""))
 
     def _exactly(self, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What the launcher answers without an agent, compared with the same plugins in Python."""
+"""The launcher's answers without an agent, compared with the same plugins in Python."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def _start(executable: Path, command: str | None) -> Outcome:
 
 @pytest.mark.parametrize("command", ["VERSION", "", None])
 @pytest.mark.parametrize("name", [*executables.PLUGINS, "whereabouts"])
-def test_launcher_and_interpreter_say_the_same(
+def test_launcher_and_interpreter_give_the_same_answers(
     directory: Path, built: Path, name: str, command: str | None
 ) -> None:
     script = directory / "script"

@@ -37,7 +37,7 @@ def test_absent_agent_is_an_error(arm64: Launcher) -> None:
     assert "cannot be reached (ENOENT, errno 2)" in outcome.error["msg"]
 
 
-def test_answer_comes_out(arm64: Launcher) -> None:
+def test_answer_is_printed(arm64: Launcher) -> None:
     recorder = Recorder(framing.write_answer(framing.ANSWERED, 3, b"noted", RESULT))
     environ = arm64.environ(CNI_NETNS="/proc/self/ns/net")
     with Agent(arm64.socket, recorder):

@@ -1,4 +1,4 @@
-"""What the launcher sends to the agent, and how it prints the answer."""
+"""The launcher's requests to the agent, and its output of the answers."""
 
 import contextlib
 import errno
@@ -114,7 +114,7 @@ def test_namespace_is_passed_as_a_descriptor(launcher: Launcher, recorder: Recor
 
 
 def test_namespace_is_sent_once(launcher: Launcher, recorder: Recorder) -> None:
-    """Also if the request is sent in many parts."""
+    """This holds also if the request is sent in many parts."""
     with Agent(launcher.socket, recorder):
         launcher.run(launcher.environ(CNI_NETNS="/proc/self/ns/net"), b"x" * (4 << 20))
     assert recorder.peer is not None

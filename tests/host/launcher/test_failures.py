@@ -1,4 +1,4 @@
-"""Without a usable answer there is a CNI error: what happened, and what to do."""
+"""Without a usable answer the launcher prints a CNI error with the event and the remedy."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ LOOK = (
     "`systemctl status podfabric-agent`; then try again"
 )
 SOON = {"PODFABRIC_TIMEOUT": "1"}
-DROPS = 10_000  # bytes, ten a second: far more than come before that deadline
+DROPS = 10_000  # bytes, ten per second: far more than arrive before that deadline
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK", "GC", "STATUS", "NOPE"])
@@ -220,7 +220,7 @@ def test_standard_input_that_does_not_end_has_the_same_deadline(launcher: Launch
     assert "error reading from stdin: it did not end within 1 s" in outcome.error["msg"]
 
 
-# What cannot be sent at all.
+# Requests that cannot be sent.
 
 
 def test_environment_has_a_limit(launcher: Launcher) -> None:

@@ -1,4 +1,5 @@
-"""The launcher trusts an agent of root or of its own user, and not the caller of a set-uid one."""
+"""The launcher trusts an agent of root or of its own user, but not the caller of a set-uid
+launcher."""
 
 import os
 import socket
@@ -15,7 +16,7 @@ from tools.build_launcher import FLAGS, SOURCES
 
 NOBODY = 65534
 
-# Another user may have no right to start the interpreter of the checkout, which lies anywhere.
+# Another user may have no right to start the interpreter of the checkout.
 _SERVE = """
 import os, socket, sys
 os.setuid(int(sys.argv[3]))
@@ -78,7 +79,7 @@ def test_set_uid_launcher_takes_no_settings_from_its_caller(
 ) -> None:
     if os.statvfs(open_directory).f_flag & os.ST_NOSUID:
         pytest.skip(f"{open_directory} is on a file system without set-uid")
-    # With another default socket, because this machine may have a real agent.
+    # It uses another default socket, because this machine may have a real agent.
     ours, theirs = open_directory / "default.sock", open_directory / "caller.sock"
     executable = open_directory / "ipoib"
     sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
@@ -93,7 +94,7 @@ def test_set_uid_launcher_takes_no_settings_from_its_caller(
         assert launcher.run(environ, user=NOBODY).stdout == RESULT
     assert other.served == 0
 
-    executable.chmod(0o755)  # without set-uid it reads them
+    executable.chmod(0o755)  # without set-uid the launcher reads the variables
     assert launcher.run(environ, user=NOBODY).error["code"] == 4
     assert f'"{theirs}"' in launcher.run(launcher.environ(), user=NOBODY).error["msg"]
 

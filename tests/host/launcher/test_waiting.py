@@ -1,4 +1,4 @@
-"""A launcher waits for the next agent, and how it tells that there will be none."""
+"""A launcher waits for the next agent, and notices if there will be none."""
 
 import os
 import select
@@ -32,14 +32,14 @@ LATER = 0.5  # seconds; far less than a wait
 
 
 def _left_behind(path: Path) -> None:
-    """A socket that a dead agent left."""
+    """Make a socket as a dead agent leaves it."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
 
 
 @contextmanager
 def _in_its_place(launcher: Launcher, act: Callable[[Peer], object]) -> Iterator[Agent]:
-    """An agent that listens in the place of the former one, as base/unix_socket.py does it."""
+    """An agent whose socket replaces the previous one, as in base/unix_socket.py."""
     fresh = launcher.socket.with_name("fresh.sock")
     with Agent(fresh, act) as agent:
         fresh.replace(launcher.socket)
@@ -47,7 +47,7 @@ def _in_its_place(launcher: Launcher, act: Callable[[Peer], object]) -> Iterator
 
 
 def _run_beside(launcher: Launcher, command: str = "ADD") -> "Callable[[], Outcome]":
-    """Run the launcher in a thread; the answer waits for its outcome."""
+    """Run the launcher in a thread; the returned function waits for its outcome."""
     outcomes: list[Outcome] = []
     environ = launcher.environ(CNI_COMMAND=command)
     thread = threading.Thread(target=lambda: outcomes.append(launcher.run(environ)))
@@ -95,7 +95,7 @@ def test_wait_ends_with_the_limit_of_the_whole_call(launcher: Launcher) -> None:
 
 
 def test_no_call_waits_where_no_agent_has_been(launcher: Launcher) -> None:
-    """The error has no word of a wait: the socket is the sign of an agent."""
+    """The error mentions no wait: the socket is the sign of an agent."""
     assert "waited" not in launcher.run().error["msg"]
 
 
@@ -136,7 +136,7 @@ def test_call_that_an_ending_agent_did_not_begin_goes_to_the_next(launcher: Laun
     assert UNANSWERED_SINCE not in recorder.request.environ
 
 
-def test_words_of_an_ending_agent_are_printed_if_no_other_comes(launcher: Launcher) -> None:
+def test_answer_of_an_ending_agent_is_printed_if_no_other_comes(launcher: Launcher) -> None:
     with Agent(launcher.socket, answering(LEAVING)) as agent:
         outcome = launcher.run(launcher.environ(CNI_COMMAND="STATUS"))
     assert (outcome.exit_code, outcome.stdout) == (1, REFUSAL)
@@ -144,7 +144,7 @@ def test_words_of_an_ending_agent_are_printed_if_no_other_comes(launcher: Launch
 
 
 @pytest.mark.parametrize("sent", [b"", WHOLE[:30]])
-def test_next_agent_learns_since_when_one_that_died_may_have_done_the_call(
+def test_next_agent_gets_the_time_since_when_a_dead_agent_may_have_run_the_call(
     launcher: Launcher, sent: bytes
 ) -> None:
     recorder = Recorder()
@@ -190,7 +190,7 @@ def test_launcher_keeps_no_descriptors_and_little_cpu_in_the_wait(launcher: Laun
         process.kill()
     assert len(descriptors) <= 4
     ticks = int(times[11]) + int(times[12])
-    assert ticks / os.sysconf("SC_CLK_TCK") < 0.3  # seconds, of three
+    assert ticks / os.sysconf("SC_CLK_TCK") < 0.3  # of three seconds
 
 
 def _state(pid: int) -> str:

@@ -46,8 +46,8 @@ void ibloop_cq_forget_qp(struct ibloop_cq *cq, const struct ib_qp *ibqp)
 }
 
 /*
- * Calls the handlers that are due. Worker only. Without the lock, since a handler posts and
- * polls; with bottom halves disabled, as ULPs expect (NAPI is scheduled and runs at the end).
+ * Calls the handlers that are due. Worker only. It does not hold the lock, because a handler posts
+ * and polls. Bottom halves are disabled, as ULPs expect (NAPI is scheduled and runs at the end).
  */
 void ibloop_cq_run_handlers(void)
 {

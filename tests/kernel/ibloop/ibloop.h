@@ -35,10 +35,10 @@
 #define IBLOOP_GRH_ROOM		40	/* in front of every UD receive */
 #define IBLOOP_SUBNET_PREFIX	0xfe80000000000000ULL
 #define IBLOOP_GUID_BASE	0x02001b1000000000ULL	/* EUI-64, locally administered */
-#define IBLOOP_NO_GUID		~0ULL	/* a VF that has got none, on ConnectX */
+#define IBLOOP_NO_GUID		~0ULL	/* a VF without a GUID, on ConnectX */
 #define IBLOOP_FULL_MEMBER	0x8000
 
-/* What went through, as a PF tells of its VFs. */
+/* A PF's counters of the traffic of its VFs. */
 enum ibloop_counter {
 	IBLOOP_TX_PACKETS,
 	IBLOOP_RX_PACKETS,
@@ -47,14 +47,15 @@ enum ibloop_counter {
 	IBLOOP_COUNTERS,
 };
 
-/* When the port of a VF is up: as mlx5's port_state_policy. */
+/* The condition for a VF's port to be up, like mlx5's port_state_policy. */
 enum ibloop_policy {
 	IBLOOP_FOLLOW,			/* when its PF's is: a new VF's */
 	IBLOOP_UP,
 	IBLOOP_DOWN,
 };
 
-/* What a PF has set for one of its VFs. It outlives the VF and its driver's binding. */
+/* The settings that a PF has made for one of its VFs. They outlive the VF and its driver's
+ * binding. */
 struct ibloop_vf {
 	bool node_guid_set;
 	bool port_guid_set;
@@ -74,7 +75,7 @@ struct ibloop_hca {
 	struct xarray qps;		/* by QP number, the special ones too */
 	u32 next_qpn;
 	/* under fabric.lock */
-	struct ibloop_hca *pf;		/* of a VF that our driver has, as its PF; it outlives us */
+	struct ibloop_hca *pf;		/* the PF of a VF, if our driver has it; it outlives the VF */
 	unsigned int vf_index;
 	struct ibloop_vf vfs[IBLOOP_MAX_VFS];	/* of a PF */
 	bool plugged;			/* the "port" knob */
@@ -141,7 +142,7 @@ struct ibloop_ucontext {
 	struct ib_ucontext ibucontext;
 };
 
-/* A message in flight: what the headers would say, and the payload. */
+/* A message in flight: the contents of its headers, and the payload. */
 struct ibloop_packet {
 	struct list_head queue;
 	struct ibloop_qp *sender;	/* NULL: from the SA; a QP's packets go before it does */
@@ -178,7 +179,7 @@ struct ibloop_fabric {
 extern struct ibloop_fabric fabric;
 extern enum ib_mtu ibloop_mtu;	/* of every port, path and group */
 extern bool ibloop_vf_guids;
-extern u16 ibloop_pkeys[IBLOOP_PKEYS];	/* of every port that is no member of another partition */
+extern u16 ibloop_pkeys[IBLOOP_PKEYS];	/* of every port without another partition */
 extern const struct attribute_group ibloop_knobs;
 extern const struct ib_device_ops ibloop_port_ops;
 extern const struct ib_device_ops ibloop_cq_ops;

@@ -56,7 +56,7 @@ static void ibloop_drop_parent(struct device *parent, struct platform_device *pl
 	platform_device_unregister(platform);	/* NULL is fine */
 }
 
-/* Everything that no other HCA decides. Its place on the switch is the rest. */
+/* Sets everything that does not depend on other HCAs. The place on the switch is the rest. */
 static void ibloop_set_defaults(struct ibloop_hca *hca)
 {
 	struct ib_device *ibdev = &hca->ibdev;
@@ -122,8 +122,8 @@ static void ibloop_unplug(struct ibloop_hca *hca)
 
 /*
  * Every HCA has a device above it, as real ones do, so that net/<ipoib>/device/infiniband/<hca>
- * resolves: a PCI function, or a platform device of its own. Both are taken over, also by a call
- * that fails.
+ * resolves: a PCI function, or a platform device of its own. The call takes over both references,
+ * even if it fails.
  */
 struct ibloop_hca *ibloop_add_hca(struct device *parent, struct platform_device *platform)
 {
@@ -137,7 +137,7 @@ struct ibloop_hca *ibloop_add_hca(struct device *parent, struct platform_device 
 	hca->parent = parent;
 	hca->platform = platform;
 	ibloop_set_defaults(hca);
-	/* On the switch before it is registered: its MAD agents start sending while it is. */
+	/* It joins the switch before its registration, during which its MAD agents start to send. */
 	err = ibloop_plug_in(hca);
 	if (err)
 		goto dealloc;
@@ -167,7 +167,7 @@ void ibloop_remove_hca(struct ibloop_hca *hca)
 	ibloop_drop_parent(parent, platform);
 }
 
-/* One of the HCAs that the module has from its start: under a named PCI function, or alone. */
+/* Adds one of the HCAs that exist from the start: under a named PCI function, or alone. */
 static int ibloop_add_first(unsigned int number)
 {
 	struct platform_device *platform = NULL;

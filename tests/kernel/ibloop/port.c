@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What the device and its port say about themselves, and the verbs objects without behaviour. */
+/* Attributes of the device and its port, and the verbs objects without behaviour. */
 #include "ibloop.h"
 
 int ibloop_find_pkey(const struct ibloop_hca *hca, u16 pkey)
@@ -20,7 +20,7 @@ void ibloop_event(struct ibloop_hca *hca, enum ib_event_type type)
 		.event = type,
 	};
 
-	/* Not while it comes or goes: the core has no place for its events then. */
+	/* No event while it comes or goes: the core has no place for it then. */
 	if (ib_device_try_get(&hca->ibdev)) {
 		ib_dispatch_event(&event);
 		ib_device_put(&hca->ibdev);
@@ -36,7 +36,7 @@ bool ibloop_port_is_up(const struct ibloop_hca *hca)
 	return policy == IBLOOP_UP || hca->pf->plugged;
 }
 
-/* Brings every port into the state that knobs and policies ask for now. */
+/* Brings every port into the state that knobs and policies require now. */
 void ibloop_update_ports(void)
 {
 	unsigned int i;
@@ -57,7 +57,7 @@ void ibloop_update_ports(void)
 static int ibloop_query_device(struct ib_device *ibdev, struct ib_device_attr *attr,
 			       struct ib_udata *udata)
 {
-	/* The core has zeroed attr: what is not set here is announced as 0. */
+	/* The core has zeroed attr: fields that are not set here are announced as 0. */
 	attr->fw_ver = 1;
 	attr->sys_image_guid = to_hca(ibdev)->node_guid;
 	attr->vendor_id = 0x001b10;
@@ -178,7 +178,7 @@ static int ibloop_mmap(struct ib_ucontext *context, struct vm_area_struct *vma)
 	return -EINVAL;
 }
 
-/* Must exist for the device to be moved to another namespace, and for unload with open files. */
+/* Must exist for moves to another namespace, and for an unload with open files. */
 static void ibloop_disassociate_ucontext(struct ib_ucontext *context)
 {
 }
@@ -203,7 +203,7 @@ static int ibloop_create_ah(struct ib_ah *ibah, struct rdma_ah_init_attr *init_a
 	return 0;
 }
 
-/* The MAD layer matches replies to requests by this. */
+/* The MAD layer matches replies to requests with this. */
 static int ibloop_query_ah(struct ib_ah *ibah, struct rdma_ah_attr *attr)
 {
 	*attr = to_ah(ibah)->attr;
@@ -215,7 +215,7 @@ static int ibloop_destroy_ah(struct ib_ah *ibah, u32 flags)
 	return 0;
 }
 
-/* MR verbs: without them the core does not count the device as one for kernel ULPs. */
+/* MR verbs: without them the core treats the device as unusable for kernel ULPs. */
 static struct ib_mr *ibloop_get_dma_mr(struct ib_pd *pd, int access)
 {
 	struct ib_mr *mr = kzalloc(sizeof(*mr), GFP_KERNEL);

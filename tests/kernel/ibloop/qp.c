@@ -54,7 +54,7 @@ void ibloop_flush_recvs(struct ibloop_qp *qp)
 	}
 }
 
-/* Forgets all that was posted and completed. */
+/* Forgets all work requests that were posted or completed. */
 static void ibloop_qp_reset(struct ibloop_qp *qp)
 {
 	lockdep_assert_held(&fabric.lock);
@@ -136,7 +136,8 @@ static int ibloop_destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
 	unsigned long flags;
 
 	xa_erase(&to_hca(ibqp->device)->qps, ibqp->qp_num);
-	/* The worker meets QPs under the lock only: past this block it can hold none to this one. */
+	/* The worker finds QPs only under the lock: after this block it can hold no reference to this
+	 * one. */
 	spin_lock_irqsave(&fabric.lock, flags);
 	ibloop_qp_reset(qp);
 	list_for_each_entry(attachment, &qp->attachments, of_qp)
@@ -176,7 +177,7 @@ static int ibloop_modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mas
 	if (to == IB_QPS_RESET) {
 		ibloop_qp_reset(qp);
 	} else if (to == IB_QPS_ERR) {
-		/* At once, and later posts too: IPoIB waits 5 s for each queue otherwise. */
+		/* Immediately, and for later posts too: otherwise IPoIB waits 5 s for each queue. */
 		ibloop_switch_purge(qp, true);
 		ibloop_flush_recvs(qp);
 	}
@@ -279,7 +280,7 @@ static int ibloop_post_one_send(struct ibloop_qp *qp, const struct ib_send_wr *w
 	packet->sl = rdma_ah_get_sl(ah);
 	packet->src_qpn = qp->ibqp.qp_num;
 	packet->dest_qpn = ud->remote_qpn;
-	/* The high bit says "the Q_Key of the sending QP" (the MAD layer sends just that bit). */
+	/* The high bit means "the Q_Key of the sending QP" (the MAD layer sends just that bit). */
 	packet->qkey = ud->remote_qkey & IB_QP_SET_QKEY ? qp->qkey : ud->remote_qkey;
 	if (qp->ibqp.qp_type == IB_QPT_SMI)
 		packet->pkey = IB_DEFAULT_PKEY_FULL;

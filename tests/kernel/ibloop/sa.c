@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The subnet administrator, as far as IPoIB and the CM need one (IBA volume 1, chapter 15): joins
- * and leaves multicast groups (MCMemberRecord), finds paths (PathRecord), tells what it can do
- * (ClassPortInfo). Everything here runs in the worker with fabric.lock held.
+ * The subnet administrator, as far as IPoIB and the CM need one (IBA volume 1, chapter 15). It
+ * joins and leaves multicast groups (MCMemberRecord), finds paths (PathRecord), and reports its
+ * capabilities (ClassPortInfo). Everything here runs in the worker with fabric.lock held.
  */
 #include <linux/idr.h>
 #include <rdma/ib_sa.h>
@@ -99,7 +99,7 @@ static void sa_reap_group(struct sa_group *group)
 	sa_free_group(group);
 }
 
-/* ff1x:401b:<P_Key>::ffff:ffff, RFC 4391 section 4: made by the administrator, not by joining. */
+/* ff1x:401b:<P_Key>::ffff:ffff, RFC 4391 section 4: the administrator makes it, not a join. */
 static bool sa_is_ipv4_broadcast(const union ib_gid *mgid)
 {
 	static const u8 zeros[6], ones[4] = { 0xff, 0xff, 0xff, 0xff };
@@ -212,7 +212,7 @@ static u16 sa_get_mcmember(const struct ibloop_hca *hca, struct sa_mcmember *rec
 	return SA_OK;
 }
 
-/* A P_Key of @a by which it can talk with @b, in the partition of @asked if that is not 0; or 0. */
+/* A P_Key of @a that can talk with @b, in the partition of @asked unless that is 0; or 0. */
 static u16 sa_common_pkey(const struct ibloop_hca *a, const struct ibloop_hca *b, u16 asked)
 {
 	unsigned int i;
@@ -298,7 +298,7 @@ static u16 sa_answer(const struct ibloop_hca *requester, struct ib_sa_mad *mad)
 	return IB_MGMT_MAD_STATUS_UNSUPPORTED_METHOD_ATTRIB;
 }
 
-/* The headers of the way back; the body is still the request's. */
+/* The headers of the reply; the body is still the request's. */
 static struct ibloop_packet *sa_reply_to(const struct ibloop_packet *request)
 {
 	struct ibloop_packet *reply;
@@ -312,7 +312,7 @@ static struct ibloop_packet *sa_reply_to(const struct ibloop_packet *request)
 	reply->src_qpn = 1;
 	reply->dest_qpn = request->src_qpn;
 	reply->qkey = IB_QP1_QKEY;
-	/* The MAD layer takes a reply only if it has a GRH just when the request had one. */
+	/* The MAD layer accepts a reply with a GRH only if the request had one, and the reverse. */
 	reply->has_grh = request->has_grh;
 	reply->grh = request->grh;
 	swap(reply->grh.sgid, reply->grh.dgid);
@@ -348,7 +348,7 @@ void ibloop_sa_receive(struct ibloop_hca *requester, const struct ibloop_packet 
 	ibloop_switch_send(reply);
 }
 
-/* A port that goes down, or away, is a member of nothing. */
+/* A port that goes down or away is a member of no group. */
 void ibloop_sa_forget_port(const struct ibloop_hca *hca)
 {
 	struct sa_group *group, *next;

@@ -2,8 +2,8 @@
 /*
  * The subnet manager's partitions of ports by their GUIDs: the parameter "members".
  *
- * As with UFM or OpenSM's "indx0", a member has its P_Key at index 0, which is the one that IPoIB
- * uses for the port's own interface. A port need not exist yet.
+ * As with UFM or OpenSM's "indx0", a member has its P_Key at index 0, which IPoIB uses for the
+ * port's own interface. A port need not exist yet.
  */
 #include <linux/moduleparam.h>
 
@@ -14,7 +14,8 @@ static struct {
 	u16 pkey;			/* 0: a free entry */
 } members[IBLOOP_MAX_HCAS];
 
-/* The P_Key table of a port by its GUID: a member has its own, and the SA's as a limited member. */
+/* The P_Key table of a port, by its GUID. A member has its own P_Key, and the SA's as a limited
+ * member. */
 void ibloop_fill_pkeys(struct ibloop_hca *hca)
 {
 	unsigned int i;
@@ -67,7 +68,7 @@ static int members_set(const char *text, const struct kernel_param *param)
 	u64 guid;
 	int err;
 
-	/* While the module starts there is no fabric yet. */
+	/* The fabric does not exist yet while the module starts. */
 	if (!fabric.wq || sscanf(text, "%llx %x", &guid, &pkey) != 2 || pkey > U16_MAX)
 		return -EINVAL;
 	spin_lock_irqsave(&fabric.lock, flags);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The PCI driver "ibloop", and what a PF sets for its VFs, as mlx5 has it (ib_virt.c, sriov.c).
+ * The PCI driver "ibloop", and a PF's settings for its VFs, as in mlx5 (ib_virt.c, sriov.c).
  *
  * The driver's table of IDs is empty: a function is bound by its driver_override. Binding makes an
  * HCA under the function, unbinding removes it. A VF reads its GUIDs when it is bound; the policy
- * of its port has effect at once.
+ * of its port has effect immediately.
  */
 #include <linux/if_link.h>
 
 #include "ibloop.h"
 
-/* Also a VF that another driver has and the parameter `parents` names. */
+/* Includes a VF that another driver has and that the parameter `parents` names. */
 bool ibloop_is_vf(const struct ibloop_hca *hca)
 {
 	return !hca->platform && to_pci_dev(hca->parent)->is_virtfn;
@@ -18,7 +18,8 @@ bool ibloop_is_vf(const struct ibloop_hca *hca)
 
 static struct pci_driver ibloop_pci_driver;
 
-/* For the GUIDs of an HCA that our driver makes: they are the function's. 0 for another HCA. */
+/* The part of the GUIDs of an HCA that comes from its function; 0 if our driver did not make the
+ * HCA. */
 u64 ibloop_function_id(const struct ibloop_hca *hca)
 {
 	if (hca->platform || to_pci_dev(hca->parent)->driver != &ibloop_pci_driver)
@@ -33,7 +34,7 @@ static struct ibloop_hca *ibloop_hca_of(struct pci_dev *function)
 	return pci_get_drvdata(function);
 }
 
-/* Gives a VF that is being bound what its PF has set, if this driver has the PF. */
+/* Gives the PF's settings to a VF that is being bound, if this driver has the PF. */
 void ibloop_become_vf(struct ibloop_hca *hca)
 {
 	struct pci_dev *function = to_pci_dev(hca->parent);
@@ -81,7 +82,7 @@ static int ibloop_get_vf_config(struct ib_device *ibdev, int index, u32 port,
 
 	spin_lock_irqsave(&fabric.lock, flags);
 	vf = ibloop_vf_of(ibdev, index);
-	memset(info, 0, sizeof(*info));	/* mlx5 also says so that spoofchk and trust are off */
+	memset(info, 0, sizeof(*info));	/* mlx5 also reports spoofchk and trust as off this way */
 	if (vf)
 		info->linkstate = states[vf->policy];
 	spin_unlock_irqrestore(&fabric.lock, flags);
@@ -152,7 +153,7 @@ static int ibloop_set_vf_guid(struct ib_device *ibdev, int index, u32 port, u64 
 	return vf ? 0 : -EINVAL;
 }
 
-/* What the VF has counted since its driver was bound. */
+/* The VF's counters since its driver was bound. */
 static int ibloop_get_vf_stats(struct ib_device *ibdev, int index, u32 port,
 			       struct ifla_vf_stats *stats)
 {

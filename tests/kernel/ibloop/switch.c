@@ -228,12 +228,12 @@ int ibloop_switch_init(void)
 	INIT_LIST_HEAD(&fabric.ready);
 	INIT_LIST_HEAD(&fabric.attachments);
 	INIT_WORK(&fabric.work, ibloop_worker);
-	/* IPoIB may be what memory reclaim waits for, and so are its completions. */
+	/* Memory reclaim may wait for IPoIB, and so for its completions. */
 	fabric.wq = alloc_ordered_workqueue("ibloop", WQ_MEM_RECLAIM);
 	return fabric.wq ? 0 : -ENOMEM;
 }
 
-/* All HCAs are gone: what is left are the SA's answers to them. */
+/* All HCAs are gone: only the SA's answers to them may be left. */
 void ibloop_switch_exit(void)
 {
 	struct ibloop_packet *packet, *next;

@@ -54,7 +54,7 @@ static ssize_t sa_store(struct device *dev, struct device_attribute *attr, const
 	changed = hca->sa_on != on;
 	hca->sa_on = on;
 	spin_unlock_irqrestore(&fabric.lock, flags);
-	if (changed && on)	/* as a subnet manager that comes back does */
+	if (changed && on)	/* as a returning subnet manager does */
 		ibloop_event(hca, IB_EVENT_CLIENT_REREGISTER);
 	return count;
 }

@@ -29,7 +29,7 @@ PYTEST = (str(layout.PYTHON), "-m", "pytest", "--disable-plugin-autoload", "-p",
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one of the subcommands and gives the exit status."""
+    """Run one of the subcommands; returns the exit status."""
     match arguments:
         case ["prepare"]:
             prepare()
@@ -43,12 +43,12 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare() -> None:
-    """Gets and builds what a run needs; costs next to nothing when all of it is there."""
+    """Get and build a run's needs; this costs almost nothing if all of it exists."""
     layout.BUILD.mkdir(parents=True, exist_ok=True)
     with layout.LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for leftover in layout.BUILD.glob(f"{layout.UNFINISHED}*"):
-            shutil.rmtree(leftover)  # of a prepare that was killed
+            shutil.rmtree(leftover)  # of a killed `prepare`
         debian.install(debian.TOOLS)
         debian.install_qemu()
         debian.unpack_kernel()
@@ -87,7 +87,7 @@ def _both(here: list[str], beside: list[str]) -> int:
             status = _pytest(here)
             status = other.wait() or status
         finally:
-            other.terminate()  # a SIGTERM ends its QEMU with it
+            other.terminate()  # a SIGTERM ends its QEMU too
         log.seek(0)
         sys.stdout.buffer.write(log.read())
         sys.stdout.buffer.flush()
@@ -102,7 +102,8 @@ def _run(command: list[str]) -> int:
 
 
 def compile_python() -> None:
-    """Byte-compiles on the host what the guest, whose writes are lost, would compile each time."""
+    """Byte-compile on the host, because the guest would compile again in each run and lose the
+    result."""
     if layout.PYTHON.exists():
         directories = [str(path) for path in layout.CHECKOUT.iterdir() if path.is_dir()]
         skipped = r"/(\.git|build|__pycache__)/"
@@ -111,7 +112,7 @@ def compile_python() -> None:
 
 
 def _rewrite_assertions(arguments: list[str]) -> None:
-    """Has pytest compile the test modules on the host, with its asserts, as `compile_python`."""
+    """Let pytest compile the test modules with its asserts on the host, like `compile_python`."""
     environment = {**os.environ, "PODFABRIC_VM": "1"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [*PYTEST, "--collect-only", "-qq", *arguments]
@@ -121,7 +122,7 @@ def _rewrite_assertions(arguments: list[str]) -> None:
 
 
 def end(signum: int, frame: FrameType | None) -> NoReturn:
-    """Turns a request to end into an exception, so that QEMU ends too and the logs are kept."""
+    """Turn a request to end into an exception, so that QEMU ends too and the logs are kept."""
     raise SystemExit(128 + signum)
 
 

@@ -1,4 +1,4 @@
-"""Debian's packages: the tools a run needs, and one kernel with its headers, unpacked only."""
+"""Debian's packages: the tools of a run, and one kernel with its headers, unpacked only."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ TOOLS: Mapping[str, str] = {
     "kmod": "/sbin/modprobe",
     "libelf-dev": "/usr/include/libelf.h",  # the headers package's own programs are linked with it
     "make": "/usr/bin/make",
-    "perl": "/usr/bin/corelist",  # kernel-doc, which W=1 runs, wants more than perl-base
+    "perl": "/usr/bin/corelist",  # kernel-doc, which W=1 runs, needs more than perl-base
     "util-linux": "/usr/bin/setpriv",
     "zstd": "/usr/bin/zstd",
 }
@@ -36,23 +36,23 @@ KERNEL_METAPACKAGES = ("linux-image-amd64", "linux-headers-amd64")
 
 
 def install(packages: Mapping[str, str]) -> None:
-    """Installs those of `packages` (name: a file of it) whose file is missing. Needs root."""
+    """Install those of `packages` (name: a file of it) whose file is missing. Needs root."""
     missing = [package for package, path in packages.items() if not Path(path).exists()]
     if missing:
         _with_fresh_lists(lambda: _apt_get_install(*missing))
 
 
 def install_qemu() -> None:
-    """Installs QEMU, unless it is there and new enough; Debian 12's comes from its backports."""
+    """Install QEMU, unless a recent one is installed; Debian 12's comes from its backports."""
     if Path(QEMU).exists() and _major_version(_output(QEMU, "--version")) >= QEMU_OLDEST:
         return
     _with_fresh_lists(_install_newer_qemu)
 
 
 def unpack_kernel() -> None:
-    """Downloads and unpacks the kernel, unless there is one.
+    """Download and unpack the kernel, unless there is one.
 
-    The version is the one the distribution's metapackages name when it is first unpacked, and
+    The version is the one that the distribution's metapackages name at the first unpacking. It
     stays until `build/vm` is removed. Image and headers always have the same version.
     """
     if not layout.KERNEL.exists():
@@ -60,12 +60,12 @@ def unpack_kernel() -> None:
 
 
 def kernel_version() -> str:
-    """The unpacked kernel's version, as `uname -r` says it in the guest."""
+    """The unpacked kernel's version, as `uname -r` prints it in the guest."""
     return layout.KERNEL.readlink().name.removeprefix("kernel-")
 
 
 def compiler() -> dict[str, str]:
-    """The compiler that the unpacked kernel was built with, as `install` takes it."""
+    """The compiler that built the unpacked kernel, as `install` takes it."""
     variables = headers_directory() / ".kernelvariables"
     found = re.search(r"\bgcc-\d+\b", variables.read_text())
     name = found.group() if found else "gcc"
@@ -73,7 +73,7 @@ def compiler() -> dict[str, str]:
 
 
 def headers_directory() -> Path:
-    """What `make -C` needs to build a module for the unpacked kernel."""
+    """The directory with which `make -C` builds a module for the unpacked kernel."""
     return layout.KERNEL.resolve() / "usr/src" / f"linux-headers-{kernel_version()}"
 
 
@@ -95,11 +95,11 @@ def _install_newer_qemu() -> None:
 
 
 def _backports() -> str:
-    """The name of the distribution's backports, which become a source of apt if they are none."""
+    """The name of the distribution's backports. They are added to apt's sources if necessary."""
     codename = platform.freedesktop_os_release()["VERSION_CODENAME"]
     backports = f"{codename}-backports"
-    # apt itself says where it gets the distribution from, however its sources are written, and
-    # under which code name, which a source need not have: it may say "stable".
+    # apt itself reports its sources, in any of their formats, with the code name. A source may say
+    # "stable" in place of the code name.
     wanted = "$(CODENAME) $(COMPONENT) $(REPO_URI) $(ORIGIN)"
     listed = _output("apt-get", "indextargets", "--format", wanted, "Created-By: Packages")
     addresses = {
@@ -134,7 +134,7 @@ def _output(*command: str) -> str:
 
 
 def _with_fresh_lists(action: Callable[[], object]) -> None:
-    """Tries once more after `apt-get update`: a new container image has no lists, or old ones."""
+    """Try again after `apt-get update`: a new container image has no package lists, or old ones."""
     try:
         action()
     except (subprocess.CalledProcessError, LookupError):
@@ -186,7 +186,7 @@ def _named_by(metapackage: str) -> str:
 def _download_and_unpack(packages: Sequence[str], root: Path) -> None:
     downloads = root.with_name("downloads")
     downloads.mkdir()
-    # As root, apt would hand over to a user that may not enter a private directory.
+    # As root, apt would switch to a user that may not enter a private directory.
     command = ["apt-get", "-o", "APT::Sandbox::User=root", "download", "--quiet", *packages]
     subprocess.run(command, check=True, cwd=downloads)
     root.mkdir()
@@ -195,6 +195,6 @@ def _download_and_unpack(packages: Sequence[str], root: Path) -> None:
 
 
 def _make_relocatable(makefile: Path) -> None:
-    """Replaces the absolute path of the common headers: they are not installed in /usr/src."""
+    """Replace the absolute path of the common headers: they are not installed in /usr/src."""
     here = "$(dir $(lastword $(MAKEFILE_LIST)))"
     makefile.write_text(makefile.read_text().replace("include /usr/src/", f"include {here}../"))

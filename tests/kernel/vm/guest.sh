@@ -1,6 +1,6 @@
 #!/bin/sh
-# The second init, on the host's root file system: real drivers up, then the command, then off.
-# Absolute paths for ip, modprobe and the like: a busybox shell would run its own.
+# The second init, on the host's root file system: starts real drivers, runs the command, powers
+# off. ip, modprobe and the like have absolute paths, because a busybox shell would run its own.
 checkout=$(pwd)
 for word in $(cat /proc/cmdline); do
     case $word in
@@ -9,7 +9,7 @@ for word in $(cat /proc/cmdline); do
     esac
 done
 
-share=/run/podfabric-vm # the host's temporary directory: the command comes, its results go
+share=/run/podfabric-vm # the host's temporary directory, with the command and its results
 /bin/mkdir "$share"
 /bin/mount -t 9p -o "trans=virtio,version=9p2000.L,msize=$msize,cache=none" share "$share"
 

@@ -1,11 +1,11 @@
 #!/bin/busybox sh
-# The first init, in the initramfs: put this host's root file system below a tmpfs overlay and
-# continue there with guest.sh. Kernel command line: podfabric.checkout=DIR (no blanks in it).
+# The first init, in the initramfs: mounts a tmpfs overlay over this host's root file system and
+# continues there with guest.sh. Kernel command line: podfabric.checkout=DIR (no blanks in it).
 set -e
 export PATH=/bin
 /bin/busybox --install -s /bin
 
-# Everything that fails here ends the machine at once, not after the host's timeout.
+# Any failure here ends the machine immediately, not after the host's timeout.
 trap 'echo "init: failed"; poweroff -f' EXIT
 
 mount -t devtmpfs none /dev
@@ -27,7 +27,7 @@ mount -t tmpfs -o mode=755 none /overlay
 mkdir /overlay/upper /overlay/work
 mount -t overlay -o lowerdir=/host,upperdir=/overlay/upper,workdir=/overlay/work none /root
 
-# Fresh /tmp and /run; a checkout below one of them is put back in its place.
+# Fresh /tmp and /run; a checkout below one of them is mounted again at its path.
 mkdir /checkout
 mount --bind "/root$checkout" /checkout
 mount -t tmpfs -o mode=1777 none /root/tmp

@@ -1,4 +1,4 @@
-"""The initramfs: busybox, `init.sh`, and the modules it takes to reach the host's root."""
+"""The initramfs: busybox, `init.sh`, and the modules that are needed to reach the host's root."""
 
 import hashlib
 import lzma
@@ -14,7 +14,7 @@ DIRECTORIES = ("bin", "dev", "host", "modules", "overlay", "proc", "root", "sys"
 
 
 def build() -> None:
-    """Writes the initramfs, unless it is there with just this content."""
+    """Write the initramfs, unless it exists with exactly this content."""
     archive = b"".join(_archive())
     stamp = layout.INITRAMFS.with_suffix(".sha256")
     digest = hashlib.sha256(archive).hexdigest()
@@ -56,7 +56,7 @@ def _padded(piece: bytes) -> bytes:
 
 
 def _in_load_order(wanted: tuple[str, ...]) -> list[Path]:
-    """The modules and what they depend on, each after what it needs; built-in ones left out."""
+    """The modules and their dependencies, each after its dependencies, without built-in ones."""
     directory = layout.KERNEL / "lib/modules" / debian.kernel_version()
     needs: dict[str, list[str]] = {}
     by_name: dict[str, str] = {}

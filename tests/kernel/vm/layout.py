@@ -1,4 +1,4 @@
-"""Where things are: the checkout, and what `prepare` keeps below `build/vm`."""
+"""Paths: the checkout, and the files that `prepare` keeps below `build/vm`."""
 
 import os
 from pathlib import Path

@@ -11,7 +11,7 @@ from . import debian, layout
 
 
 def build() -> None:
-    """Builds and installs `ibloop.ko`, unless it is there for just these sources."""
+    """Build and install `ibloop.ko`, unless it exists for exactly these sources."""
     version = debian.kernel_version()
     updates = layout.KERNEL / "lib/modules" / version / "updates"
     stamp = updates / "ibloop.sources"
@@ -43,7 +43,7 @@ def _make(directory: Path) -> None:
         debian.headers_directory(),
         f"M={directory}",
         f"-j{os.cpu_count()}",
-        "CONFIG_DEBUG_INFO_BTF_MODULES=",  # BTF wants pahole and the kernel's vmlinux
+        "CONFIG_DEBUG_INFO_BTF_MODULES=",  # BTF needs pahole and the kernel's vmlinux
         "W=1",
         "modules",
     ]

@@ -1,4 +1,4 @@
-"""One run of the machine: start QEMU, pass the command's output on, judge how it ended."""
+"""One run of the machine: start QEMU, pass the command's output on, evaluate the end."""
 
 import os
 import re
@@ -20,15 +20,15 @@ from . import layout
 MSIZE = 512000
 GUEST_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GUEST_RESULTS = Path("/run/podfabric-vm")
-STARTED = b"guest: command starts"  # what guest.sh writes to the kernel's log
-# A machine of two CPUs was once seen to stop for good while it booted. Else it is up after 7 to
-# 60 s, the longer the more the host has to do.
+STARTED = b"guest: command starts"  # guest.sh writes this to the kernel's log
+# A machine of two CPUs was once seen to stop for good while it booted. Normally it is up after 7 to
+# 60 s, later on a busy host.
 UP_WITHIN = 240.0  # seconds
 BOOTS = 3
 
 
 class _NotUpError(Exception):
-    """The machine has not come as far as the command."""
+    """The machine has not reached the command."""
 
 
 COMPLAINTS = re.compile(
@@ -66,13 +66,14 @@ class Machine:
         datagram sockets, for frames.
         """
         # With 35 bits the registers of virtual functions lie below 4 GiB. Above that, in QEMU
-        # 10.0.2 of Debian 12's backports, no device answers: no mailbox, no carrier, 2.5 s for
-        # each probe.
+        # 10.0.2 of Debian 12's backports, no device answers. Mailbox and carrier are missing,
+        # and each probe takes 2.5 s.
         cpu = "host,arch-capabilities=off,host-phys-bits-limit=35"
         accelerator = ["-accel", "kvm", "-cpu", cpu]
         if not self.kvm:
-            # No more than the kernel and Python need. What `max` has on top is dear to emulate:
-            # five levels of page tables, AVX in every string function, XSAVE at every switch.
+            # Only the features that the kernel and Python need. Additional ones of `max` are slow
+            # to emulate: five levels of page tables, AVX in every string function, XSAVE at every
+            # switch.
             cpu = "Nehalem,phys-bits=35"
             accelerator = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", cpu]
         return [
@@ -94,18 +95,18 @@ class Machine:
     def _kernel_command_line(self) -> str:
         words = [
             "console=ttyS0",
-            "loglevel=5",  # warnings and worse; dmesg.log has all
+            "loglevel=5",  # warnings and worse; dmesg.log has all messages
             "panic=-1",  # with -no-reboot: a panic ends QEMU
             "mitigations=off",
-            # TCG before QEMU 8 translates code for each virtual address it is at.
+            # Before QEMU 8, TCG translates code once for each of its virtual addresses.
             "norandmaps",
             "intel_iommu=on",
-            "iommu=pt",  # a function that is vfio's is translated, nothing else
-            # Else CPUs that are not Intel's, or a slow host, make it read the HPET instead: a way
-            # out of the translated code for each look at the clock.
+            "iommu=pt",  # only functions at vfio are translated
+            # Otherwise non-Intel CPUs, or a slow host, make the kernel read the HPET, which leaves
+            # the translated code at each read of the clock.
             "tsc=reliable",
             _tsc_frequency(),
-            # Else a slow host makes the kernel panic at boot: "timer doesn't work through
+            # Otherwise a slow host makes the kernel panic at boot: "timer doesn't work through
             # Interrupt-remapped IO-APIC".
             "no_timer_check",
             "nowatchdog",  # a slow host is not a lockup of the guest
@@ -118,10 +119,10 @@ class Machine:
 
 
 def _tsc_frequency() -> str:
-    """The option with the frequency of the TSC, which is the host's. "" where a host changes it.
+    """The option with the frequency of the host's TSC; "" if the host changes it.
 
-    Else the kernel compares the TSC with a timer. On a busy host that goes wrong, and the guest's
-    clock runs several times too fast.
+    Without it the kernel compares the TSC with a timer. On a busy host that goes wrong, and the
+    guest's clock runs several times too fast.
     """
     found = re.search(r"^cpu MHz\s*: ([\d.]+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     if found is None or Path("/sys/devices/system/cpu/cpu0/cpufreq").exists():
@@ -132,7 +133,7 @@ def _tsc_frequency() -> str:
 def _sriov(wire: tuple[int, int]) -> Iterator[str]:
     """Two network cards with seven virtual functions each, one at either end of a wire.
 
-    Their driver is left to the tests that want it: it takes seconds. The IOMMU is for vfio-pci.
+    Tests that need their driver load it: that takes seconds. The IOMMU is for vfio-pci.
     """
     yield from ("-global", "q35-pcihost.pci-hole64-size=1G")  # so that 35 bits are enough
     yield from ("-device", "intel-iommu")
@@ -143,11 +144,11 @@ def _sriov(wire: tuple[int, int]) -> Iterator[str]:
 
 
 def run(command: Sequence[str], machine: Machine) -> int:
-    """Boots the machine, runs `command` in the checkout as root, and gives its exit status.
+    """Boot the machine, run `command` in the checkout as root, and return its exit status.
 
-    The command's output is written to stdout as it comes. 124: timed out, 125: the machine
-    failed (no status came back, or the kernel complained). Afterwards `build/vm/results` holds
-    what the command left in the directory `$PODFABRIC_VM_RESULTS`, and the logs.
+    The command's output is written to stdout immediately. 124: it timed out. 125: the machine
+    failed (no status, or the kernel logged a complaint). Afterwards `build/vm/results` holds the
+    files that the command left in `$PODFABRIC_VM_RESULTS`, and the logs.
     """
     started = time.monotonic()
     with _share() as share:
@@ -169,7 +170,7 @@ def run(command: Sequence[str], machine: Machine) -> int:
 
 
 def _booted(machine: Machine, share: Path, log: int) -> bool:
-    """As `_boot`, and once more if the machine does not come up."""
+    """Call `_boot`, and once more if the machine does not come up."""
     for left in reversed(range(BOOTS)):
         try:
             return _boot(machine, share, log)
@@ -180,9 +181,9 @@ def _booted(machine: Machine, share: Path, log: int) -> bool:
 
 
 def _boot(machine: Machine, share: Path, log: int) -> bool:
-    """Runs QEMU to its end or the timeout, whichever is first; tells whether it was the timeout.
+    """Run QEMU until its end or the timeout; returns whether it timed out.
 
-    Raises _NotUpError.
+    Raises _NotUpError if the machine did not reach the command.
     """
     began = time.monotonic()
     deadline = began + machine.timeout
@@ -190,7 +191,7 @@ def _boot(machine: Machine, share: Path, log: int) -> bool:
     source, sink = os.pipe()
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     wire = (ends[0].fileno(), ends[1].fileno())
-    # Should this process be killed, the kernel ends QEMU with it.
+    # If this process is killed, the kernel ends QEMU with it.
     command = ["setpriv", "--pdeathsig", "KILL", "--", *machine.arguments(share, sink, wire)]
     with (
         os.fdopen(source, "rb", buffering=0) as output,
@@ -211,8 +212,8 @@ def _boot(machine: Machine, share: Path, log: int) -> bool:
                 chunk = output.read(65536)
                 if not chunk:
                     failed = qemu.wait(max(deadline - time.monotonic(), 0)) != 0
-                    # QEMU sometimes stops at an assertion of its own while the machine boots. A
-                    # panic of the guest ends it with status 0: that is a result.
+                    # QEMU sometimes fails one of its assertions while the machine boots. A panic of
+                    # the guest ends QEMU with status 0: that is a result.
                     if failed and not _is_up(share):
                         raise _NotUpError
                     return False
@@ -239,7 +240,7 @@ def _share() -> Iterator[Path]:
 
 
 def _is_up(share: Path) -> bool:
-    """The guest has begun the command."""
+    """Whether the guest has started the command."""
     console = share / "console.log"
     return console.exists() and STARTED in console.read_bytes()
 
@@ -273,7 +274,7 @@ def _kernel_log(name: str) -> list[str]:
 def _complaint() -> list[str]:
     """The kernel's first complaint with the trace that follows it.
 
-    dmesg.log ends before the machine does, and may have lost its beginning; the console has both.
+    dmesg.log ends before the machine does, and may lack its beginning; the console has both.
     """
     for lines in map(_kernel_log, ("dmesg.log", "console.log")):
         for number, line in enumerate(lines):

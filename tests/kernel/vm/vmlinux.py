@@ -15,7 +15,7 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def extract(image: Path, vmlinux: Path) -> None:
-    """Writes the ELF kernel of `image`, which QEMU boots by its PVH entry point."""
+    """Write the ELF kernel of `image`, which QEMU boots by its PVH entry point."""
     content = image.read_bytes()
     sectors = content[SETUP_SECTS] or 4
     (offset,) = struct.unpack_from("<I", content, PAYLOAD_OFFSET)

@@ -3,7 +3,7 @@
 
 enum { ROUND = 64 << 10 };
 
-/* Bits of an element, or of a block of 4 x 4 where it is compressed. */
+/* Bits of an element, or of a block of 4 x 4 if it is compressed. */
 struct format {
     int format;
     int bits;
@@ -26,7 +26,7 @@ static const struct format formats[] = {
     {0xc6, 8, 0}, {0xc7, 16, 0}, {0xc8, 32, 0}, {0xc9, 16, 0}, {0xca, 32, 0}, {0xcb, 64, 0},
 };
 
-/* Of the formats whose elements have as many channels as the descriptor says. */
+/* Formats whose elements have as many channels as the descriptor says. */
 static const struct format channels[] = {
     {0x01, 8, 0}, {0x02, 16, 0}, {0x03, 32, 0}, {0x08, 8, 0},
     {0x09, 16, 0}, {0x0a, 32, 0}, {0x10, 16, 0}, {0x20, 32, 0},
@@ -35,9 +35,9 @@ static const struct format channels[] = {
 struct array {
     struct object object;
     struct array3d_descriptor descriptor;
-    unsigned levels; /* of a mipmapped array; 0: it is a plain one */
+    unsigned levels; /* of a mipmapped array; 0 for a plain one */
     uint64_t charged;
-    struct array *whole; /* the mipmapped array that this is a level of */
+    struct array *whole; /* the mipmapped array that has this level */
     struct array *level[16];
 };
 
@@ -64,7 +64,7 @@ static uint64_t at_least_1(uint64_t size)
     return size > 0 ? size : 1;
 }
 
-/* What one level of an array occupies before rounding. */
+/* The bytes of one level of an array, before rounding. */
 static uint64_t level_bytes(const struct array3d_descriptor *of, unsigned level, uint64_t bits,
                             int compressed)
 {
@@ -104,7 +104,7 @@ static CUresult array_bytes(const struct array3d_descriptor *of, unsigned levels
     return SUCCESS;
 }
 
-/* An array whose memory is mapped later occupies none by itself. */
+/* An array whose memory is mapped later occupies none itself. */
 static CUresult create(CUhandle *handle, const struct array3d_descriptor *of, unsigned levels)
 {
     struct object *context;

@@ -20,7 +20,7 @@ static struct capture *captures;
 static uint64_t last_id;
 static __thread enum mode thread_mode = GLOBAL;
 
-/* Refuse what is unsafe during a capture, by the rules of cuThreadExchangeStreamCaptureMode. */
+/* Refuse unsafe calls during a capture, by the rules of cuThreadExchangeStreamCaptureMode. */
 CUresult capture_forbids(void)
 {
     CUresult result = SUCCESS;
@@ -60,7 +60,7 @@ CUresult capture_forbids_stream(const struct stream_place *place)
     return CAPTURE_UNSUPPORTED;
 }
 
-/* The graph that a stream's work is recorded in; NULL: it is done. */
+/* The graph that records a stream's work; NULL if the work is executed. */
 static CUresult recorded_in(const struct stream_place *place, struct graph **graph)
 {
     *graph = NULL;

@@ -1,4 +1,4 @@
-/* Contexts: each thread has a stack of them, and each GPU a primary one that is counted. */
+/* Contexts: each thread has a stack of them, and each GPU has a counted primary one. */
 #include "capture.h"
 #include "graphs.h"
 #include "memory.h"
@@ -9,14 +9,14 @@ enum { STACK = 64, LIMITS = 16 };
 
 struct context {
     struct object object;
-    int retained; /* of a primary context */
+    int retained; /* references to a primary context */
     unsigned flags;
     size_t limits[LIMITS];
 };
 
 static struct context *primaries[MOST_GPUS];
 static unsigned primary_flags[MOST_GPUS];
-static int kept[MOST_GPUS]; /* how often each is retained that was reset: that releases nothing */
+static int kept[MOST_GPUS]; /* references that survive a reset of the primary context */
 static __thread struct object *stack[STACK];
 static __thread int depth;
 
@@ -28,7 +28,7 @@ CUresult current_context(struct object **found)
     return (*found)->destroyed ? CONTEXT_IS_DESTROYED : SUCCESS;
 }
 
-/* Free all that ends with a context. */
+/* Free all objects that end with a context. */
 static void release_of_context(const struct object *context)
 {
     for (struct object *one = objects_newest(), *older; one != NULL; one = older) {
@@ -157,7 +157,7 @@ PUBLIC CUresult cuGreenCtxCreate(CUhandle *handle, CUhandle resources, CUdevice 
     return SUCCESS;
 }
 
-/* A context for calls that need one. What is made in it ends with the primary one. */
+/* A context for calls that need one. Objects that are made in it end with the primary context. */
 PUBLIC CUresult cuCtxFromGreenCtx(CUhandle *handle, CUhandle green_context)
 {
     ENTER(cuCtxFromGreenCtx);
@@ -290,7 +290,7 @@ PUBLIC CUresult cuCtxPopCurrent_v2(CUhandle *context)
     return pop_current(context);
 }
 
-/* The current context is replaced, or, with NULL, taken away. */
+/* Replace the current context, or remove it if the handle is NULL. */
 PUBLIC CUresult cuCtxSetCurrent(CUhandle handle)
 {
     ENTER(cuCtxSetCurrent);

@@ -12,7 +12,7 @@ static int same_uuid(const char *wanted, size_t length, const char *uuid)
     return length >= 5 && length <= strlen(uuid) && strncmp(wanted, uuid, length) == 0;
 }
 
-/* As the driver reads it: indices, or beginnings of UUIDs, up to the first that names no GPU. */
+/* The driver's rules: indices, or beginnings of UUIDs, up to the first entry without a GPU. */
 void visible_read(void)
 {
     const struct node *node = node_get();

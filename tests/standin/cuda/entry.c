@@ -1,4 +1,4 @@
-/* The way into the stand-in for libcuda: what every export does first, cuInit, and
+/* Entry points of the stand-in for libcuda: the beginning of every export, cuInit, and
  * cuGetProcAddress. */
 #define _GNU_SOURCE
 #include "objects.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Their prototypes are those of their definitions; here only their addresses are taken. */
+/* Only their addresses are used here; their prototypes are those of their definitions. */
 #define EXPORT(base, version, symbol, per_thread) extern char address_of_##symbol[] __asm__(#symbol);
 #include "exports.def"
 #include "unsupported.def"
@@ -38,7 +38,7 @@ struct failure {
 static uint64_t latency[EXPORTS];
 static struct failure failures[MOST_FAILURES];
 static unsigned failure_count;
-static uint32_t own_calls[EXPORTS]; /* of this process since it started, or was forked */
+static uint32_t own_calls[EXPORTS]; /* of this process since its start or its fork */
 static int initialised, forked;
 
 static int export_named(const char *symbol)
@@ -162,9 +162,9 @@ PUBLIC CUresult cuDriverGetVersion(int *version)
     return SUCCESS;
 }
 
-/* The newest ABI of `base` that is not newer than `version`: 0 found, 1 no such name, 2 only
- * newer ones. A per-thread variant counts where the flags ask for it, and wins over the other of
- * its version. */
+/* The newest ABI of `base` that is not newer than `version`. Returns 0 if found, 1 for an unknown
+ * name, 2 if all are newer. If the flags ask for per-thread variants, these count too, and win
+ * over the other variant of their version. */
 static int find_entry(const char *base, int version, uint64_t flags, void **found)
 {
     int best = -1, named = 0;
@@ -198,7 +198,7 @@ static CUresult get_proc_address(const char *symbol, void **function, int versio
     return SUCCESS;
 }
 
-/* The form of CUDA 11.3: what is not found is an error. */
+/* The form of CUDA 11.3: an unknown name is an error. */
 PUBLIC CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
 {
     ENTER_EARLY(cuGetProcAddress);
@@ -207,7 +207,7 @@ PUBLIC CUresult cuGetProcAddress(const char *symbol, void **function, int versio
     return status == 0 ? SUCCESS : NOT_FOUND;
 }
 
-/* The form of CUDA 12: what is not found is NULL, and the status says why. */
+/* The form of CUDA 12: an unknown name gives NULL, and the status gives the reason. */
 PUBLIC CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
                                     int *status)
 {
@@ -219,7 +219,7 @@ PUBLIC CUresult cuGetProcAddress_v2(const char *symbol, void **function, int ver
     return SUCCESS;
 }
 
-/* A table that only this driver has; the runtime's own are not known. */
+/* A table that only this driver has; the runtime's own tables are not simulated. */
 static const void *const own_table[2] = {(void *)16, address_of_cuDriverGetVersion};
 
 PUBLIC CUresult cuGetExportTable(const void **table, const unsigned char uuid[16])
@@ -234,7 +234,7 @@ PUBLIC CUresult cuGetExportTable(const void **table, const unsigned char uuid[16
     return SUCCESS;
 }
 
-/* Entry points that are known and not simulated: each has an address of its own. */
+/* Known entry points that are not simulated: each has its own address. */
 #define EXPORT(base, version, symbol, per_thread)                                                  \
     PUBLIC CUresult symbol(void);                                                                  \
     PUBLIC CUresult symbol(void)                                                                   \

@@ -1,4 +1,4 @@
-/* Graphs made ready, uploaded and launched, and the memory that they allocate. */
+/* Graphs: instantiation, upload, launch, and the memory that they allocate. */
 #include "capture.h"
 #include "graphs.h"
 #include "pools.h"
@@ -30,8 +30,8 @@ struct instantiation {
 
 static struct reserve reserves[MOST_GPUS];
 
-/* The steps of a graph and its child graphs, in order; returns how many, and fills `steps` if
- * given. */
+/* The steps of a graph and its child graphs, in order. Returns their number, and fills `steps`
+ * unless it is NULL. */
 static unsigned flatten(const struct graph *graph, struct step *steps, unsigned depth)
 {
     unsigned count = 0;
@@ -58,7 +58,7 @@ static CUresult instantiate(CUhandle *handle, CUhandle from, uint64_t flags, str
     for (unsigned i = 0; i < count; i++)
         if (steps[i].type == NODE_ALLOC && graph->instances > 0) {
             free(steps);
-            return NOT_SUPPORTED; /* its addresses are in use by the other */
+            return NOT_SUPPORTED; /* the other graph uses its addresses */
         }
     struct graph_exec *exec = object_new(sizeof *exec, GRAPH_EXEC, 0, 0, 0, NULL);
     exec->graph = graph;
@@ -108,7 +108,8 @@ PUBLIC CUresult cuGraphExecDestroy(CUhandle handle)
     return SUCCESS;
 }
 
-/* Let the memory nodes run in order: `most` gets the most bytes held at once, `left` what stays. */
+/* Run the memory nodes in order: `most` gets the maximum of held bytes, `left` the bytes that
+ * stay. */
 static void run_memory(const struct graph_exec *exec, uint64_t *most, int64_t *left)
 {
     int64_t held = 0, peak = 0;
@@ -133,7 +134,7 @@ static int has_memory(const struct graph_exec *exec, unsigned *gpu)
     return 0;
 }
 
-/* Reserve what a launch needs at most. */
+/* Reserve the maximum that a launch needs. */
 static CUresult reserve_for(const struct graph_exec *exec, unsigned gpu)
 {
     uint64_t most;
@@ -165,7 +166,7 @@ void graph_memory_reset(unsigned gpu)
     reserve_trim(&reserves[gpu], gpu, HELD_GRAPH, 0);
 }
 
-/* What earlier launches left must have been freed, or is freed now where the graph says so. */
+/* Memory of earlier launches must have been freed, or is freed now if the graph says so. */
 static CUresult memory_for_launch(struct graph_exec *exec)
 {
     unsigned gpu = 0;

@@ -61,7 +61,7 @@ PUBLIC CUresult cuGraphDestroy(CUhandle handle)
     return SUCCESS;
 }
 
-/* The graph to add to; the nodes that come first must be its own. */
+/* The graph to which a node is added; the preceding nodes must be its own. */
 static CUresult graph_of(CUhandle handle, const CUhandle *first, size_t count, struct graph **found)
 {
     *found = object_of(handle, GRAPH);

@@ -1,4 +1,4 @@
-/* Graphs. Their nodes run in the order in which they were added; memory that they allocate lies
+/* Graphs. Their nodes run in the order in which they were added. Memory that they allocate lies
  * in one reserve per GPU, which grows when a graph is uploaded or launched. All need the lock. */
 #ifndef STANDIN_GRAPHS_H
 #define STANDIN_GRAPHS_H
@@ -13,7 +13,7 @@ struct graph_node {
     struct object object;
     enum node_type type;
     uint64_t ns;
-    struct allocation *allocation; /* that it makes or frees */
+    struct allocation *allocation; /* allocation that it makes or frees */
     struct graph *child;
     struct graph *graph;
     struct graph_node *next;
@@ -30,7 +30,7 @@ struct graph_node *graph_add(struct graph *graph, enum node_type type, uint64_t 
 /* Add a node that allocates; its address is known at once. */
 struct graph_node *graph_add_alloc(struct graph *graph, unsigned gpu, uint64_t bytes);
 CUresult graph_add_free(struct graph *graph, struct allocation *allocation);
-/* What cuMemFree does with memory of a graph. */
+/* cuMemFree for memory of a graph. */
 CUresult graph_memory_free(struct allocation *allocation);
 /* Free all memory of graphs on a GPU. */
 void graph_memory_reset(unsigned gpu);

@@ -1,4 +1,4 @@
-/* Host memory for the GPU's use: it occupies no GPU. */
+/* Host memory for the GPU's use: it occupies no GPU memory. */
 #include "objects.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Memory of another process, by a handle that it made. The process that made the memory is
- * charged. */
+/* Memory of another process, through a handle from that process. The process that made the memory
+ * is charged. */
 #include "memory.h"
 
 #include <string.h>
@@ -76,7 +76,7 @@ PUBLIC CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
     return allocation_release(allocation);
 }
 
-/* Memory of another API, as Vulkan. Whoever made it is charged. */
+/* Memory of another API, such as Vulkan. The process that made it is charged. */
 PUBLIC CUresult cuImportExternalMemory(CUhandle *memory, const struct external_memory *description)
 {
     struct object *context;

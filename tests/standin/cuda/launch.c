@@ -8,7 +8,7 @@ static int is_empty(const unsigned size[3])
     return size[0] == 0 || size[1] == 0 || size[2] == 0;
 }
 
-/* Start a function on a stream, or add it to the graph that is captured from it. */
+/* Start a function on a stream, or add it to the graph that captures the stream. */
 static CUresult launch(CUhandle handle, const unsigned grid[3], const unsigned block[3],
                        CUhandle stream, int per_thread)
 {
@@ -97,7 +97,7 @@ PUBLIC CUresult cuLaunchCooperativeKernel_ptsz(CUhandle function, unsigned grid_
     return launch(function, GRID, BLOCK, stream, 1);
 }
 
-/* Each launch is on the GPU of its stream, which may not be a default stream. */
+/* Each launch runs on the GPU of its stream, which must not be a default stream. */
 PUBLIC CUresult cuLaunchCooperativeKernelMultiDevice(struct launch_parameters *list, unsigned count,
                                                      unsigned flags)
 {

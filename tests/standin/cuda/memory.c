@@ -1,4 +1,4 @@
-/* Linear memory: cuMemAlloc and its relatives, host memory, and what cuMemGetInfo says. */
+/* Linear memory: cuMemAlloc and related calls, host memory, and cuMemGetInfo. */
 #include "memory.h"
 
 #include "capture.h"
@@ -36,7 +36,7 @@ PUBLIC CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 
 enum { BLOCK = 512, PAGE = 4096, ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
 
-/* Let the CPU touch a range of device addresses, or no longer. */
+/* Allow or forbid the CPU's access to a range of device addresses. */
 static void open_to_cpu(uint64_t start, uint64_t bytes, int open)
 {
     int shared = open ? MAP_SHARED : MAP_PRIVATE; /* shared: not counted as this process' data */
@@ -163,7 +163,7 @@ PUBLIC CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t w
     return SUCCESS;
 }
 
-/* The CPU may touch managed memory. The GPU's part of it counts as wholly resident. */
+/* The CPU may access managed memory. The GPU's part of it counts as completely resident. */
 PUBLIC CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
     uint64_t start;

@@ -49,7 +49,7 @@ PUBLIC CUresult cuModuleLoadData(CUhandle *module, const void *image)
     return load(module, image);
 }
 
-/* The time in a name like `matmul_250us`. */
+/* The duration in a name such as `matmul_250us`. */
 static uint64_t duration(const char *name)
 {
     static const struct {

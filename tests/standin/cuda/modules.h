@@ -1,5 +1,5 @@
-/* Modules, libraries and their functions. A function runs for as long as the end of its name says:
- * `matmul_250us`; without such an end it takes no time. */
+/* Modules, libraries and their functions. The end of a function's name is its duration:
+ * `matmul_250us`. A name without such an end takes no time. */
 #ifndef STANDIN_MODULES_H
 #define STANDIN_MODULES_H
 
@@ -18,7 +18,7 @@ struct function {
     unsigned block[3];
 };
 
-/* A library is loaded where a function of it is first used. Needs the lock. */
+/* A library is loaded on the GPU that first uses a function of it. Needs the lock. */
 CUresult module_load_on(struct module *module, unsigned gpu);
 void module_release(struct module *module);
 

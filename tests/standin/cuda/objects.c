@@ -14,7 +14,7 @@ struct vacant {
 enum { BUCKETS = 1024 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static void *by_start; /* tsearch(3)'s tree, of ranges that do not overlap */
+static void *by_start; /* tree of tsearch(3), with ranges that do not overlap */
 static struct object *newest;
 static struct vacant *vacant[BUCKETS];
 static uint64_t space, space_end, space_32, space_32_end;
@@ -102,7 +102,7 @@ void object_destroy(struct object *object)
         tdelete(object, &by_start, compare);
         address_give_back(object->start, object->length);
         if (object->type == ALLOCATION)
-            free(object); /* nothing else knows it, and there may be millions */
+            free(object); /* no other reference exists, and there may be millions */
     }
 }
 
@@ -111,7 +111,8 @@ struct object *objects_newest(void)
     return newest;
 }
 
-/* Address space that the kernel gives to no other: a device address that the CPU touches faults. */
+/* Address space that the kernel gives to no other user: the CPU's access to a device address
+ * faults. */
 static uint64_t reserve(uint64_t wanted, uint64_t bytes, int flags)
 {
     void *start = mmap((void *)(uintptr_t)wanted, bytes, PROT_NONE,
@@ -153,7 +154,8 @@ uint64_t address_take_32(uint32_t bytes)
 {
     const uint64_t room = 1u << 29;
     uint64_t found = 0;
-    /* Above what programs and MAP_32BIT use; another copy of the library may have the first. */
+    /* Above the addresses of programs and MAP_32BIT; another copy of the library may have the
+     * first range. */
     for (uint64_t start = 4 * room; space_32 == 0 && start < 1ull << 32; start += room) {
         space_32 = reserve(start, room, MAP_FIXED_NOREPLACE);
         space_32_end = space_32 + room;

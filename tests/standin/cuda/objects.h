@@ -1,4 +1,4 @@
-/* What this process made of the simulated driver: contexts, allocations, streams and so on. */
+/* The objects of this process in the simulated driver: contexts, allocations, streams and so on. */
 #ifndef STANDIN_OBJECTS_H
 #define STANDIN_OBJECTS_H
 
@@ -21,28 +21,28 @@ _Static_assert((int)EXPORTS <= (int)MOST_EXPORTS, "room for the counts of calls"
 enum type { CONTEXT = 1, ALLOCATION, ARRAY, POOL, PHYSICAL, RESERVATION, STREAM, EVENT, MODULE, FUNCTION,
             GRAPH, GRAPH_EXEC, GRAPH_NODE, REGISTRATION, GREEN_CONTEXT, EXTERNAL };
 
-/* The beginning of every object. A handle is the object's address; that of a thing with a device
- * address is known by `start` as well. An object is marked when it is destroyed and never freed,
- * so that a later use of it is found. */
+/* The beginning of every object. A handle is the object's address. An object with a device address
+ * is also found by `start`. A destroyed object is marked and never freed, so that a later use of
+ * it is found. */
 struct object {
     enum type type;
     int destroyed;
     unsigned gpu;       /* index in the node, not in CUDA_VISIBLE_DEVICES */
     uint64_t start;     /* key in the tree of objects: device address or handle */
     uint64_t length;
-    struct object *context; /* that it ends with; NULL: none */
-    struct object *older, *newer; /* those made before and after it that live */
+    struct object *context; /* the object ends with this context; NULL: none */
+    struct object *older, *newer; /* the living objects made before and after it */
 };
 
-/* Begin an export: count the call, fail it if the node's file says so, wait its latency, and
- * refuse it before cuInit. */
+/* Begin an export: count the call, fail it if the node's file says so, wait its latency, and refuse
+ * it before cuInit. */
 #define ENTER(symbol)                                                                              \
     do {                                                                                           \
         CUresult entered = enter(EXPORT_##symbol, 1);                                              \
         if (entered != SUCCESS)                                                                    \
             return entered;                                                                        \
     } while (0)
-/* The same for what is allowed before cuInit. */
+/* The same for calls that are allowed before cuInit. */
 #define ENTER_EARLY(symbol)                                                                        \
     do {                                                                                           \
         CUresult entered = enter(EXPORT_##symbol, 0);                                              \
@@ -73,7 +73,7 @@ struct object {
 
 CUresult enter(enum export export, int needs_init);
 
-/* All objects are guarded by one lock, held to the end of the block that says LOCKED. */
+/* One lock guards all objects, until the end of the block that contains LOCKED. */
 void objects_lock(void);
 void objects_unlock(int *held);
 #define LOCKED                                                                                     \
@@ -82,23 +82,24 @@ void objects_unlock(int *held);
     objects_lock()
 
 /* These need the lock. */
-/* A new object of `size` bytes (at least struct object); its handle is its address where `start`
+/* A new object of `size` bytes (at least struct object). Its handle is its address if `start`
  * is 0. */
 void *object_new(size_t size, enum type type, unsigned gpu, uint64_t start, uint64_t length,
                  struct object *context);
-/* The object of that type with that handle; NULL: there never was one. A destroyed one aborts. */
+/* The object of that type with that handle; NULL: it never existed. A destroyed object aborts. */
 void *object_of(CUhandle handle, enum type type);
-/* The object of that type whose range holds an address; NULL: none ever did. A freed one aborts. */
+/* The object of that type whose range has the address; NULL: none ever existed. A freed object
+ * aborts. */
 void *object_at(uint64_t address, enum type type);
-/* Mark as destroyed; its address may be used again where the node says so, and the object is then
- * gone if it is an allocation. */
+/* Mark as destroyed. If the node reuses addresses, its address may be used again, and an
+ * allocation's object is then gone. */
 void object_destroy(struct object *object);
 /* The newest object; the next is its `older`. */
 struct object *objects_newest(void);
-/* Ends the process after a line on stderr. */
+/* Print a line on stderr and end the process. */
 void misuse(const char *what, uint64_t handle) __attribute__((noreturn));
 
-/* A range of device addresses that nothing of this process has; 0: none is left. */
+/* A range of device addresses that this process does not use; 0: none is left. */
 uint64_t address_take(uint64_t bytes, uint64_t alignment);
 uint64_t address_take_32(uint32_t bytes);
 void address_give_back(uint64_t start, uint64_t bytes);
@@ -120,7 +121,7 @@ CUdevice device_of(unsigned gpu);
 /* contexts.c: the thread's context in `found`, or INVALID_CONTEXT. Needs the lock. */
 CUresult current_context(struct object **found);
 
-/* capture.c: refuse what may not be called while a stream is captured, and spoil the capture. */
+/* capture.c: refuse calls that are forbidden while a stream is captured, and spoil the capture. */
 CUresult capture_forbids(void);
 
 #endif

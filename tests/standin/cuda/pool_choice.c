@@ -1,4 +1,4 @@
-/* Which pool a device's cuMemAllocAsync takes from. */
+/* The pool from which a device's cuMemAllocAsync allocates. */
 #include "pools.h"
 
 static CUresult pool_for(CUhandle *pool, CUdevice device)

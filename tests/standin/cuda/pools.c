@@ -14,7 +14,7 @@ struct pool {
     struct object object;
     struct reserve reserve;
     int on_host;
-    int of_another; /* process: it gives no new memory here */
+    int of_another; /* another process owns it: it gives no new memory here */
     int ending; /* destroyed once its last memory is freed */
     uint64_t most, threshold;
     int flags[LAST_FLAG + 1];
@@ -33,7 +33,7 @@ int reserve_use(struct reserve *reserve, unsigned gpu, enum kind kind, uint64_t 
     if (most != 0 && used > most)
         return -1;
     if (used > reserve->reserved) {
-        /* A whole chunk if it fits, else what is left. */
+        /* A whole chunk if it fits, otherwise the rest. */
         const uint64_t units[] = {node_get()->pool_chunk, SMALLEST_CHUNK, BLOCK};
         uint64_t more = 0;
         for (unsigned i = 0; i < sizeof units / sizeof *units && more == 0; i++) {

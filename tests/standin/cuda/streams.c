@@ -28,7 +28,7 @@ void stream_push(const struct stream_place *place, uint64_t ns)
         __atomic_store_n(&place->stream->last, number, __ATOMIC_RELAXED);
 }
 
-/* The CPU has waited for the GPU's work. */
+/* Called after the CPU has waited for the GPU's work. */
 static void release_unused(unsigned gpu)
 {
     LOCKED;
@@ -98,7 +98,7 @@ static CUresult synchronize(CUhandle stream, int per_thread)
 
 BOTH(cuStreamSynchronize, (CUhandle stream), synchronize(stream, per_thread))
 
-/* Wait for all of a context; NULL: of the current one. */
+/* Wait for all work of a context, or of the current one if it is NULL. */
 static CUresult synchronize_context(CUhandle handle)
 {
     unsigned gpu;
@@ -181,7 +181,7 @@ static CUresult record(CUhandle handle, CUhandle stream, int per_thread)
 
 BOTH(cuEventRecord, (CUhandle event, CUhandle stream), record(event, stream, per_thread))
 
-/* An event that may be looked at. */
+/* An event that may be queried. */
 static CUresult event_of(CUhandle handle, struct event **event)
 {
     LOCKED;
@@ -210,7 +210,7 @@ PUBLIC CUresult cuEventSynchronize(CUhandle handle)
     return SUCCESS;
 }
 
-enum { EVENT_NS = 1280 }; /* which a second event takes an H200 (docs/developers/gpu-library.md) */
+enum { EVENT_NS = 1280 }; /* of a second event on an H200 (docs/developers/gpu-library.md) */
 
 static CUresult elapsed(float *milliseconds, CUhandle from, CUhandle to)
 {

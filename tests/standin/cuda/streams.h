@@ -1,5 +1,5 @@
-/* Streams and events. All streams of a process share one queue per GPU: work ends in the order
- * given. */
+/* Streams and events. All streams of a process share one queue per GPU, so work ends in the
+ * order in which it was given. */
 #ifndef STANDIN_STREAMS_H
 #define STANDIN_STREAMS_H
 
@@ -14,8 +14,8 @@ struct stream {
     int priority;
     uint64_t last;           /* number of its newest work */
     struct capture *capture; /* NULL: it is not captured */
-    /* Of the work recorded in the capture, how much there is and how much another stream waited
-     * for. */
+    /* The amount of work recorded in the capture, and the part of it for which another stream
+     * has waited. */
     uint64_t recorded, joined;
 };
 
@@ -24,13 +24,13 @@ struct event {
     unsigned flags;
     int recorded;
     struct mark mark;
-    struct capture *capture; /* that it was recorded in; NULL: none */
-    struct stream *recorder; /* then the stream, and how much was recorded in it */
+    struct capture *capture; /* the capture that recorded it; NULL: none */
+    struct stream *recorder; /* if captured: the stream, and its recorded work */
     uint64_t recorder_count;
 };
 
-/* A stream that a handle means: an object, or one of the two default streams of the current
- * context. Needs the lock. */
+/* The stream of a handle: an object, or one of the two default streams of the current context.
+ * Needs the lock. */
 struct stream_place {
     unsigned gpu;
     struct stream *stream; /* NULL: a default stream */
@@ -38,10 +38,10 @@ struct stream_place {
 };
 CUresult stream_of(CUhandle handle, int per_thread, struct stream_place *found);
 
-/* Destroy a stream, and spoil a capture that it is part of. Needs the lock. */
+/* Destroy a stream, which spoils its capture. Needs the lock. */
 void stream_release(struct stream *stream);
 
-/* Give work to a stream that is not captured. Without the lock, since it may wait. */
+/* Give work to a stream that is not captured. Takes no lock, because it may wait. */
 void stream_push(const struct stream_place *place, uint64_t ns);
 
 #endif

@@ -7,12 +7,12 @@
 
 enum { GRANULARITY = 2 << 20, PINNED = 1, HANDLE_POSIX_FD = 1 };
 
-/* Memory lives until every create, import and retain is released and every mapping is unmapped. */
+/* Memory exists until every create, import and retain is released and every mapping is unmapped. */
 struct physical {
-    struct object object; /* its length is 1: it is known by its handle alone */
+    struct object object; /* its length is 1: only its handle identifies it */
     struct allocation_properties properties;
     uint64_t bytes;
-    uint64_t charged; /* 0 in host memory, and for what another process made */
+    uint64_t charged; /* 0 for host memory, and for another process' memory */
     unsigned held;    /* creates + imports + retains - releases */
     unsigned mapped;
 };
@@ -29,7 +29,7 @@ struct reservation {
     struct mapping *mappings;
 };
 
-/* What a file descriptor for sharing holds. */
+/* The content of a file descriptor for sharing. */
 struct shared {
     uint64_t magic;
     uint32_t pid;
@@ -39,7 +39,7 @@ struct shared {
 
 static const uint64_t SHARED_MAGIC = 0x656c646e61682d73;
 
-/* The GPU that the memory lies on, in `gpu`; `charged` is 0 for host memory. */
+/* The GPU of the memory, in `gpu`; `charged` is 0 for host memory. */
 static CUresult place_of(const struct location *location, unsigned *gpu, int *charged)
 {
     int found = location->id;
@@ -80,7 +80,7 @@ PUBLIC CUresult cuMemCreate(CUmemHandle *handle, size_t bytes,
     return SUCCESS;
 }
 
-/* Addresses that write to several GPUs at once. It has no memory itself: what is bound to it has. */
+/* Addresses that write to several GPUs at once. They have no memory of their own. */
 PUBLIC CUresult cuMulticastCreate(CUmemHandle *handle, const struct multicast_properties *properties)
 {
     ENTER(cuMulticastCreate);
@@ -103,7 +103,7 @@ static void end_if_unused(struct physical *physical)
     object_destroy(&physical->object);
 }
 
-/* A handle that is held; one whose memory is only mapped is no longer valid. */
+/* The memory of a held handle. The handle of memory that is only mapped is invalid. */
 static struct physical *physical_of(CUmemHandle handle)
 {
     struct physical *found = object_of((CUhandle)(uintptr_t)handle, PHYSICAL);
@@ -179,8 +179,8 @@ PUBLIC CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
     return SUCCESS;
 }
 
-/* The bytes of [start, start + bytes) that lie in mappings; -1 where one lies in it only in
- * part. */
+/* The bytes of [start, start + bytes) that lie in mappings; -1 if a mapping is only partly in the
+ * range. */
 static int64_t mapped_bytes(const struct reservation *reservation, uint64_t start, uint64_t bytes)
 {
     int64_t sum = 0;
@@ -224,7 +224,7 @@ static struct mapping *mapping_at(uint64_t pointer)
     return one;
 }
 
-/* The handle of the memory mapped at an address, held once more. */
+/* The handle of the memory mapped at an address, with one more reference. */
 PUBLIC CUresult cuMemRetainAllocationHandle(CUmemHandle *handle, void *pointer)
 {
     ENTER(cuMemRetainAllocationHandle);
@@ -255,7 +255,7 @@ PUBLIC CUresult cuMemExportToShareableHandle(void *shareable, CUmemHandle handle
     return SUCCESS;
 }
 
-/* What another process made is charged to that process. */
+/* The process that made the memory is charged for it. */
 PUBLIC CUresult cuMemImportFromShareableHandle(CUmemHandle *handle, void *shareable, int type)
 {
     struct shared shared;

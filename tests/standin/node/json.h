@@ -1,5 +1,5 @@
-/* A reader of JSON files (RFC 8259) that a test wrote: numbers are 64-bit integers, strings have
- * no \u escapes. What cannot be read ends the process with a line that says where. */
+/* A reader of JSON files (RFC 8259) of tests: numbers are 64-bit integers, strings have no \u
+ * escapes. Unreadable input ends the process with a line that gives the position. */
 #ifndef STANDIN_JSON_H
 #define STANDIN_JSON_H
 
@@ -16,9 +16,9 @@ struct json {
     struct json *next;
 };
 
-/* The document in the file at `path`; NULL with errno where the file cannot be read. */
+/* The document in the file at `path`; NULL with errno if the file cannot be read. */
 struct json *json_load(const char *path);
-/* The member `key` of an object; NULL where there is none. */
+/* The member `key` of an object; NULL if it is missing. */
 const struct json *json_get(const struct json *object, const char *key);
 uint64_t json_number(const struct json *object, const char *key, uint64_t otherwise);
 const char *json_text(const struct json *object, const char *key, const char *otherwise);

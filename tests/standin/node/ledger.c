@@ -50,9 +50,9 @@ int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns)
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (file < 0)
         return -1;
-    fchmod(file, 0666); /* other users' processes map it, too; fails where it is another's file */
+    fchmod(file, 0666); /* other users' processes map it too; fails on another user's file */
     struct ledger *mapped = MAP_FAILED;
-    flock(file, LOCK_EX); /* until it is made; a maker that dies leaves the magic unset */
+    flock(file, LOCK_EX); /* until it is initialised; if the maker dies, the magic stays unset */
     if (ftruncate(file, sizeof *mapped) == 0)
         mapped = mmap(NULL, sizeof *mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (mapped != MAP_FAILED && mapped->magic == 0)
@@ -69,7 +69,7 @@ int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns)
     mapped->slice_ns = slice_ns;
     mapped->sample_ns = sample_ns;
     close(file);
-    /* Another open file: a mapping keeps its own open, in a forked child as well. */
+    /* A second open file: a mapping keeps its own file open, even in a forked child. */
     ledger_file = open(path, O_RDWR | O_CLOEXEC);
     if (ledger_file < 0)
         return -1;
@@ -91,12 +91,12 @@ int ledger_alive(unsigned slot)
     if (!ledger->slots[slot].taken)
         return 0;
     if (ledger_own == &ledger->slots[slot])
-        return 1; /* our own lock would not be seen */
+        return 1; /* a process does not see its own lock */
     short type = F_WRLCK;
     return lock_byte(F_OFD_GETLK, slot, &type) == 0 && type != F_UNLCK;
 }
 
-/* The kernel translates the holder of a record lock into the pid namespace of who asks. */
+/* The kernel translates the holder of a record lock into the caller's pid namespace. */
 static struct flock record(unsigned slot, int command)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = slot, .l_len = 1};
@@ -112,7 +112,7 @@ uint32_t ledger_pid(unsigned slot)
                                                     : ledger->slots[slot].pid;
 }
 
-/* A byte is locked before its slot is marked as taken, so that a slot with neither is free. */
+/* The byte is locked before its slot is marked as taken, so a slot with neither is free. */
 static int claim(unsigned slot)
 {
     short type = F_WRLCK;
@@ -141,8 +141,8 @@ static void take(unsigned slot)
     ledger_own = mine;
 }
 
-/* The first slot never used; else that of a process which is gone, whose calls can no longer be
- * read. */
+/* The first slot that was never used. Otherwise that of a dead process, whose calls can no
+ * longer be read. */
 static void join(void)
 {
     ledger_lock();
@@ -180,7 +180,7 @@ void ledger_lock(void)
     if (result == EBUSY) {
         struct timespec latest;
         clock_gettime(CLOCK_REALTIME, &latest);
-        latest.tv_sec += PATIENCE_S; /* only a process that was stopped holds it for so long */
+        latest.tv_sec += PATIENCE_S; /* only a stopped process holds it for so long */
         result = pthread_mutex_timedlock(&ledger->mutex, &latest);
     }
     if (result == EOWNERDEAD)
@@ -200,7 +200,7 @@ void ledger_reap(void)
 {
     for (unsigned slot = 0; slot < ledger->slots_used; slot++)
         if (ledger->slots[slot].taken && !ledger_alive(slot))
-            ledger->slots[slot].taken = 0; /* its numbers stay readable until the slot is used again */
+            ledger->slots[slot].taken = 0; /* its numbers stay readable until the slot is reused */
 }
 
 uint64_t ledger_held(const struct use *use)
@@ -242,7 +242,7 @@ int ledger_charge(unsigned gpu, enum kind kind, uint64_t bytes)
         uint64_t held = ledger_held(use), resident = ledger_resident(gpu);
         use->peak = held > use->peak ? held : use->peak;
         if (resident > ledger->engines[gpu].peak) {
-            /* Not counting what a dead process no longer has. */
+            /* Without the memory of dead processes. */
             ledger_reap();
             resident = ledger_resident(gpu);
             if (resident > ledger->engines[gpu].peak)

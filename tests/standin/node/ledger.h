@@ -1,11 +1,11 @@
-/* What the simulated node's GPUs hold and do, in a file that all processes of the node map.
+/* The contents and work of the simulated node's GPUs, in a file that all its processes map.
  *
  * Each process has a slot, and holds a lock on the slot's byte of the file (an open file
- * description lock, fcntl(2)) as long as it lives: the kernel drops it however the process ends,
- * so a slot whose byte can be locked counts nothing, as a driver frees what a dead process had.
- * Its record lock (F_SETLK) in a second file says which process that is, in anyone's pid namespace.
- * All else is guarded by one robust mutex. A process killed inside it leaves its own slot wrong,
- * which no longer counts, or loses microseconds of a GPU's time. */
+ * description lock, fcntl(2)) while it lives. The kernel drops the lock however the process
+ * ends. A slot whose byte can be locked counts nothing, as a driver frees a dead process'
+ * memory. Its record lock (F_SETLK) in a second file gives the process' pid in any pid
+ * namespace. One robust mutex guards everything else. A process killed inside it leaves its own
+ * slot wrong, which no longer counts, or loses microseconds of a GPU's time. */
 #ifndef STANDIN_LEDGER_H
 #define STANDIN_LEDGER_H
 
@@ -14,7 +14,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
-/* What occupies a GPU's memory. */
+/* Kinds of memory on a GPU. */
 enum kind {
     HELD_CONTEXT,
     HELD_MODULE,
@@ -32,7 +32,7 @@ enum { MOST_SLOTS = 512, MOST_EXPORTS = 1024, QUEUE_LENGTH = 1024, SAMPLES = 64 
 /* Work that a process gave to a GPU: in the order of its `end` times. */
 struct work {
     uint64_t left; /* ns that it still has to run */
-    uint64_t end;  /* when it ended, once left is 0 and finished is beyond it */
+    uint64_t end;  /* end time, once left is 0 and finished is beyond it */
 };
 
 struct sample {
@@ -48,7 +48,7 @@ struct use {
     uint64_t launches;
     uint64_t busy;     /* ns run so far */
     uint64_t pushed;   /* work given so far; the newest is queue[(pushed - 1) % QUEUE_LENGTH] */
-    uint64_t finished; /* of these, done */
+    uint64_t finished; /* number of finished works */
     struct work queue[QUEUE_LENGTH];
     struct sample samples[SAMPLES];
 };
@@ -57,14 +57,14 @@ struct slot {
     uint32_t taken; /* 0: never used or given back; written last */
     uint32_t pid; /* in its own pid namespace */
     uint32_t initialised;
-    uint32_t not_found; /* look-ups by cuGetProcAddress that found nothing */
+    uint32_t not_found; /* failed look-ups by cuGetProcAddress */
     uint32_t calls[MOST_EXPORTS]; /* of each export, in the order of the tables */
     struct use gpus[MOST_GPUS];
 };
 
-/* A GPU, shared between the processes in turns. */
+/* A GPU, which its processes use alternately. */
 struct engine {
-    uint64_t time; /* up to which its work is done, ns */
+    uint64_t time; /* its work is done up to this time, ns */
     uint64_t turn_left;
     uint32_t turn; /* the slot whose turn it is */
     uint64_t peak; /* most bytes held at once */
@@ -73,7 +73,7 @@ struct engine {
 struct ledger {
     uint64_t magic; /* written last */
     uint64_t slice_ns, sample_ns; /* as in node.h */
-    uint64_t reaped; /* when dead processes were last looked for, ns */
+    uint64_t reaped; /* time of the last search for dead processes, ns */
     pthread_mutex_t mutex;
     uint32_t slots_used; /* no slot from here on was ever taken */
     struct engine engines[MOST_GPUS];
@@ -83,12 +83,12 @@ struct ledger {
 extern struct ledger *ledger;   /* NULL: not open */
 extern struct slot *ledger_own; /* of this process; NULL: none */
 
-extern int ledger_file;         /* its descriptor, whose locks say who lives */
+extern int ledger_file;         /* its descriptor, whose locks show the living processes */
 
-/* Map the node's file, making it where it is missing; 0, or -1 with errno. All processes give the
- * same settings. */
+/* Map the node's file, and make it if it is missing; returns 0, or -1 with errno. All processes
+ * pass the same settings. */
 int ledger_open(const char *path, uint64_t slice_ns, uint64_t sample_ns);
-/* Take a slot for this process, and keep it over fork(2): a child gets one of its own. */
+/* Take a slot for this process. After fork(2) a child gets its own slot. */
 void ledger_join(void);
 void ledger_lock(void);
 void ledger_unlock(void);
@@ -96,15 +96,15 @@ void ledger_unlock(void);
 /* These need the lock. */
 void ledger_reap(void);
 int ledger_alive(unsigned slot);
-/* The process of a slot, by its pid in the pid namespace of this process, as a driver tells it. */
+/* The process of a slot, by its pid in this process' pid namespace, as a driver reports it. */
 uint32_t ledger_pid(unsigned slot);
 uint64_t ledger_held(const struct use *use);
 uint64_t ledger_resident(unsigned gpu);
 
-/* Charge this process `bytes` of a GPU; -1 where they do not fit. */
+/* Charge this process for `bytes` of a GPU; -1 if they do not fit. */
 int ledger_charge(unsigned gpu, enum kind kind, uint64_t bytes);
 void ledger_credit(unsigned gpu, enum kind kind, uint64_t bytes);
-/* What cuMemGetInfo says. */
+/* The figures of cuMemGetInfo. */
 void ledger_free_and_total(unsigned gpu, uint64_t *free_bytes, uint64_t *total);
 
 /* CLOCK_MONOTONIC in ns. */

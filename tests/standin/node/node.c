@@ -24,7 +24,8 @@ static void load_gpu(struct node_gpu *gpu, const struct json *from, unsigned ind
     gpu->minor = (unsigned)json_number(from, "minor", index);
 }
 
-/* A driver shows a process the GPUs whose nodes it has and may open: a container has not all. */
+/* A driver shows a process only the GPUs whose device nodes it can open: a container has few of
+ * them. */
 static int can_open(const char *nodes, unsigned minor)
 {
     char path[256];

@@ -78,13 +78,13 @@ void queue_advance(unsigned gpu)
         engine->time += ran;
         engine->turn_left -= ran;
         if (ran == 0 && use->finished == before)
-            break; /* its time has not come */
+            break; /* its time is in the future */
     }
     if (engine->time < now)
         engine->time = now; /* idle */
 }
 
-/* Where the end of a work goes when its place in the queue is needed again. */
+/* The place for the end of a work whose entry in the queue is reused. */
 static struct mark *marks[MOST_GPUS][QUEUE_LENGTH];
 
 static void append(unsigned gpu, struct use *use, uint64_t ns, struct mark *mark)
@@ -92,7 +92,7 @@ static void append(unsigned gpu, struct use *use, uint64_t ns, struct mark *mark
     unsigned place = use->pushed % QUEUE_LENGTH;
     struct mark *old = marks[gpu][place];
     if (old != NULL && old->number + QUEUE_LENGTH == use->pushed + 1)
-        old->end = use->queue[place].end; /* else it has been set to later work */
+        old->end = use->queue[place].end; /* otherwise it has been set to later work */
     use->queue[place] = (struct work){.left = ns};
     use->pushed++;
     marks[gpu][place] = mark;
@@ -155,7 +155,7 @@ uint64_t queue_left(const struct use *use, uint64_t number)
     return left;
 }
 
-/* How long that work takes at least, if no other process has any. */
+/* The minimum duration of that work, without work of other processes. */
 static uint64_t soonest(unsigned gpu, uint64_t number)
 {
     ledger_lock();

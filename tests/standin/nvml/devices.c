@@ -1,4 +1,4 @@
-/* Start and end, the devices and their memory. */
+/* Initialisation and shutdown, the devices and their memory. */
 #include "nvml.h"
 
 #include <signal.h>
@@ -20,7 +20,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 static unsigned seen[MOST_FAILURES]; /* how often the call of each failure was made */
 
-/* The result that the node's file says for this call; 0: none. */
+/* The result that the node's file sets for this call; 0: none. */
 static nvmlReturn failure(const char *call)
 {
     const struct json *all = node_get()->failures, *one = all != NULL ? all->first : NULL;
@@ -173,7 +173,7 @@ static uint64_t resident(unsigned gpu)
     return bytes;
 }
 
-/* The first form calls used what the driver keeps. */
+/* The first form counts the driver's memory as used. */
 PUBLIC nvmlReturn nvmlDeviceGetMemoryInfo(nvmlDevice device, struct memory_v1 *memory)
 {
     NVML_GPU(device);

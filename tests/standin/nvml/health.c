@@ -56,7 +56,7 @@ PUBLIC nvmlReturn nvmlEventSetCreate(struct event_set **set)
         if (!sets[i].used) {
             sets[i] = (struct event_set){.used = 1};
             FILE *file = open_file("events");
-            if (file != NULL) { /* what happened before does not come */
+            if (file != NULL) { /* earlier events are not delivered */
                 fseek(file, 0, SEEK_END);
                 sets[i].read = ftell(file);
                 fclose(file);
@@ -75,7 +75,7 @@ PUBLIC nvmlReturn nvmlDeviceRegisterEvents(nvmlDevice device, unsigned long long
     return NVML_SUCCESS;
 }
 
-/* It does not wait: who asks with a timeout asks again. */
+/* It does not wait: a caller with a timeout calls again. */
 PUBLIC nvmlReturn nvmlEventSetWait_v2(struct event_set *set, struct event *event, unsigned ms)
 {
     NVML_ENTER;

@@ -1,4 +1,4 @@
-/* The processes on a GPU: what they hold, and how much of its time they had. */
+/* The processes on a GPU: their memory, and their part of its time. */
 #include "nvml.h"
 
 #include <string.h>
@@ -42,7 +42,7 @@ static unsigned processes_in(const char *list, unsigned gpu, struct process foun
     return number;
 }
 
-/* Fill the caller's room, or say how much is needed. */
+/* Fill the caller's room, or return the needed size. */
 static nvmlReturn running(unsigned gpu, const char *list, unsigned *count, struct process *processes)
 {
     struct process found[MOST_SLOTS];
@@ -78,14 +78,14 @@ static uint64_t microseconds(uint64_t ns)
     return (now - ledger_now() + ns) / 1000;
 }
 
-/* The newest period whose sample is shown; -1: none is yet. */
+/* The newest period with a visible sample; -1: none yet. */
 static int64_t newest_period(void)
 {
     return (int64_t)(ledger_now() / ledger->sample_ns) - 1;
 }
 
-/* A process' mean use since `last_seen_us`, or of all periods that are kept, and the end of the last
- * period in which it used the GPU; 0 where it used none. A real driver counts a whole period to one
+/* A process' mean use since `last_seen_us`, or of all kept periods, and the end of the last period
+ * in which it used the GPU; 0 if it did not use it. A real driver attributes a whole period to one
  * process (docs/developers/gpu-library.md). */
 static int sample_of(const struct use *use, unsigned pid, uint64_t last_seen_us,
                      struct utilization *found)
@@ -97,7 +97,7 @@ static int sample_of(const struct use *use, unsigned pid, uint64_t last_seen_us,
     for (int64_t period = newest; period >= 0 && period > newest - SAMPLES; period--) {
         const struct sample *one = &use->samples[period % SAMPLES];
         uint64_t end = microseconds((uint64_t)(period + 1) * length);
-        if (end <= last_seen_us + length / 2000) /* the two clocks differ by little */
+        if (end <= last_seen_us + length / 2000) /* the two clocks differ slightly */
             break;
         count++;
         if (one->busy == 0 || (int64_t)one->period != period)

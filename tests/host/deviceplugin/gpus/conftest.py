@@ -13,7 +13,7 @@ from tests.unit.gpu.driver import Driver
 
 @pytest.fixture
 def gpus() -> int:
-    """How many GPUs the node has from the start."""
+    """The number of GPUs that the node has from the start."""
     return 2
 
 
@@ -28,6 +28,6 @@ def paths(root: Path, gpus: int) -> Paths:
 
 @pytest.fixture
 def kubelet(paths: Paths) -> Iterator[Kubelet]:
-    """A kubelet that is started."""
+    """A kubelet that has been started."""
     with Kubelet(paths.kubelet) as own_kubelet:
         yield own_kubelet

@@ -22,7 +22,7 @@ MEMORY, COMPUTE = "alnair/vgpu-memory", "alnair/vgpu-compute"
 
 
 def made_paths(kubelet: Path) -> Paths:
-    """Roots beside the kubelet's, with the files that each node has."""
+    """Roots next to the kubelet's, with the files that each node has."""
     base = kubelet.parent
     names = ("sys", "proc", "dev", "run", "state", "etc", "cdi", "devinfo")
     paths = Paths(kubelet=kubelet, **{name: base / name for name in names})
@@ -35,14 +35,14 @@ def made_paths(kubelet: Path) -> Paths:
 
 
 def swap_nodes(paths: Paths) -> None:
-    """Give the first two GPUs each other's node, as a reboot may."""
+    """Exchange the device nodes of the first two GPUs, as a reboot may."""
     for number, other in ((0, 1), (1, 0)):
         file = paths.proc / f"driver/nvidia/gpus/0000:1{number}:00.0/information"
         file.write_text(file.read_text().replace(f"Minor: \t {number}", f"Minor: \t {other}"))
 
 
 def units(gib: int, **changed: object) -> GpuPoolConfig:
-    """A pool of mode units of GPUs with so many units of memory each."""
+    """A pool of mode units with GPUs of `gib` units of memory each."""
     fields = {"mode": "units", "memory": gib * GIB, "reserve": 0}
     return GpuPoolConfig(**{**fields, **changed})  # type: ignore[arg-type]
 
@@ -92,18 +92,19 @@ def container(
     init: bool = False,
     others: Mapping[str, int] = NONE,
 ) -> Mapping[str, object]:
-    """A container of a pod that asks for units of memory and percents of time, and for `others`."""
+    """A container that requests units of memory, percents of time, and the resources in
+    `others`."""
     asked = {name: count for name, count in ((MEMORY, memory), (COMPUTE, compute)) if count}
     return {"name": name, "limits": {**asked, **others}, "init": init}
 
 
 def given(paths: Paths) -> list[AllocatedGPU]:
-    """The parts of GPUs that the checkpoint has."""
+    """The parts of GPUs in the checkpoint."""
     return [entry.gpu for entry in checkpoint.read(paths).allocations if entry.gpu is not None]
 
 
 def bound(paths: Paths) -> dict[str, tuple[int, int]]:
-    """GiB and percent by GPU, and "" for what is not bound."""
+    """GiB and percent by GPU; parts without a GPU under ""."""
     sums: dict[str, tuple[int, int]] = {}
     for gpu in given(paths):
         memory, compute = sums.get(gpu.uuid, (0, 0))
@@ -115,13 +116,13 @@ def bound(paths: Paths) -> dict[str, tuple[int, int]]:
 
 
 def compared(node: GpuNode) -> Sequence[Allocation]:
-    """What the checkpoint has after a comparison with the kubelet."""
+    """The checkpoint's allocations after a comparison with the kubelet."""
     node.plugin.compare()
     return checkpoint.read(node.paths).allocations
 
 
 def edits(paths: Paths, pod: Pod, name: str = "main") -> dict[str, Any]:
-    """What the runtime finds for the CDI name that a container was given."""
+    """The edits that the runtime finds for a container's CDI name."""
     (qualified,) = pod.containers[name].cdi
     kind, _, slot = qualified.partition("=")
     document = json.loads((paths.cdi / f"podfabric-slot-{slot}.json").read_text())
@@ -133,6 +134,6 @@ def edits(paths: Paths, pod: Pod, name: str = "main") -> dict[str, Any]:
 
 
 def gpu_node_of(found: dict[str, Any]) -> str:
-    """The one node of a GPU among the edits."""
+    """The only GPU node among the edits."""
     (path,) = [node["path"] for node in found["deviceNodes"] if node["path"][-1].isdigit()]
     return str(path)

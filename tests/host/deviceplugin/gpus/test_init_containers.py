@@ -51,6 +51,6 @@ def test_the_second_moves_to_the_gpu_that_has_the_room(
         assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia1"
         limits = [limit for limit in node.groups.limits().values() if limit[0] == gpu_uuid(1)]
         assert limits == [(gpu_uuid(1), memory * GIB, compute / 100)]
-        kubelet.run(pod)  # with the sandbox, init containers start again
+        kubelet.run(pod)  # with a new sandbox, init containers start again
         assert gpu_node_of(edits(node.paths, pod)) == "/dev/nvidia1"
         assert gpu_node_of(edits(node.paths, pod, "prepare")) == "/dev/nvidia1"

@@ -1,4 +1,5 @@
-"""The device plugin is killed at each step of an Allocate and a start, and another one goes on."""
+"""The device plugin is killed at each step of an Allocate and of a start, and another one
+continues."""
 
 import os
 import threading
@@ -25,7 +26,7 @@ from tests.waiting import PATIENCE
 
 
 class Killed(BaseException):
-    """What ends a process that is killed: nothing after it runs."""
+    """Simulates the end of a killed process: no code runs after it."""
 
 
 class Steps:
@@ -33,7 +34,7 @@ class Steps:
 
     def __init__(self, last: int) -> None:
         self.left = last
-        self._thread = threading.get_ident()  # the plugin's own threads go on
+        self._thread = threading.get_ident()  # the plugin's other threads continue
 
     def before(self, change: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -67,7 +68,8 @@ def await_lists(kubelet: Kubelet) -> None:
 
 
 def killed(node: GpuNode, kubelet: Kubelet, call: Callable[[], object], step: int) -> bool:
-    """Whether the call had that many steps: it was killed there, and another plugin runs now."""
+    """Whether the call had that many steps. If so, it was killed there, and another plugin runs
+    now."""
     with pytest.MonkeyPatch.context() as patch:
         Steps(step).count_in(patch)
         try:

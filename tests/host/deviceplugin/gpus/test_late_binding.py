@@ -1,4 +1,4 @@
-"""GPUs that are chosen when the container starts: names at admission, their files at the start."""
+"""GPUs that are chosen at the container's start: names at admission, their files at the start."""
 
 from collections.abc import Iterator
 
@@ -46,9 +46,7 @@ def node(paths: Paths, kubelet: Kubelet) -> Iterator[GpuNode]:
     new_node.plugin.close()
 
 
-def test_admission_gives_a_name_and_the_start_says_what_it_is(
-    node: GpuNode, kubelet: Kubelet
-) -> None:
+def test_admission_gives_a_name_and_the_start_defines_it(node: GpuNode, kubelet: Kubelet) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)], start=False)
     assert list(node.paths.cdi.glob("*")) == []
     kubelet.run(pod)
@@ -88,7 +86,7 @@ def test_memory_moves_to_the_gpu_that_has_the_time(node: GpuNode, kubelet: Kubel
         len({gpu.uuid for gpu in given(node.paths) if gpu.group == group}) == 1
         for group in by_group
     )
-    # What has moved is counted where it is now, and nowhere else: two others fill both GPUs.
+    # Moved memory counts only on its new GPU: two other containers fill both GPUs.
     for name, percent in (("third", 20), ("fourth", 50)):
         kubelet.admit(name, [container(memory=6, compute=percent)])
     assert bound(node.paths) == {gpu_uuid(0): (8, 100), gpu_uuid(1): (8, 100)}
@@ -97,7 +95,7 @@ def test_memory_moves_to_the_gpu_that_has_the_time(node: GpuNode, kubelet: Kubel
 def test_container_that_fits_nowhere_does_not_start_and_gets_nothing_until_there_is_room(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One GPU has the time that it asks for, and the other one the memory."""
+    """One GPU has the time that it requests, and the other one has the memory."""
     kubelet.admit("first", [container(memory=8, compute=10)])
     second = kubelet.admit("second", [container(memory=2, compute=60)])
     third = kubelet.admit("third", [container(memory=2, compute=50)], start=False)
@@ -110,7 +108,7 @@ def test_container_that_fits_nowhere_does_not_start_and_gets_nothing_until_there
     assert sorted(node.paths.cdi.iterdir()) == before
     assert given(node.paths) == entries
     kubelet.remove(second)
-    # The third's memory is reserved there since its admission, its time is nowhere yet.
+    # The third's memory is reserved there since its admission; its time is on no GPU yet.
     reserved = {gpu_uuid(0): (8, 10), gpu_uuid(1): (2, 0), "": (0, 50)}
     until(lambda: compared(node) and bound(node.paths) == reserved, what="end of the second")
     kubelet.run(third)
@@ -224,9 +222,7 @@ def test_damaged_file_is_replaced_at_the_next_start(
     assert file.read_bytes() == whole
 
 
-def test_kill_between_ledger_and_file_is_made_up_for_by_the_next_start(
-    node: GpuNode, kubelet: Kubelet
-) -> None:
+def test_next_start_repairs_a_kill_between_ledger_and_file(node: GpuNode, kubelet: Kubelet) -> None:
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     before = given(node.paths)
     node.plugin.close()
@@ -245,7 +241,7 @@ def test_kill_between_ledger_and_file_is_made_up_for_by_the_next_start(
 def test_lost_checkpoint_is_filled_with_the_gpus_that_containers_have(
     node: GpuNode, kubelet: Kubelet
 ) -> None:
-    """Also with the one that no id names, and for the time, which names nothing."""
+    """This includes a container whose GPU no id names, and its time, which names no GPU."""
     pods = [kubelet.admit(name, [container(memory=2, compute=70)]) for name in ("first", "second")]
     before = given(node.paths)
     files = {path: path.read_bytes() for path in node.paths.cdi.iterdir()}
@@ -262,10 +258,10 @@ def test_lost_checkpoint_is_filled_with_the_gpus_that_containers_have(
     assert {path: path.read_bytes() for path in node.paths.cdi.iterdir()} == files
 
 
-def test_what_an_agent_left_that_was_killed_before_it_removed_a_group_goes_with_the_next_one(
+def test_next_agent_removes_the_group_that_a_killed_agent_left(
     node: GpuNode, kubelet: Kubelet
 ) -> None:
-    """The ledger has forgotten it by then, as it is written first."""
+    """The ledger has forgotten the group by then, because the agent writes the ledger first."""
     kubelet.admit("trainer", TWO)
     limits = node.groups.limits()
     node.plugin.close()
@@ -277,7 +273,7 @@ def test_what_an_agent_left_that_was_killed_before_it_removed_a_group_goes_with_
     until(lambda: node.groups.limits() == limits, what="removal of what was left")
 
 
-def test_without_a_checkpoint_and_a_driver_nothing_of_containers_that_run_is_removed(
+def test_without_checkpoint_and_driver_running_containers_keep_their_groups(
     node: GpuNode, kubelet: Kubelet
 ) -> None:
     kubelet.admit("trainer", TWO)

@@ -1,4 +1,4 @@
-"""A node that podfabric leaves: containers keep their parts of GPUs, and none is given."""
+"""A node that podfabric leaves: containers keep their parts of GPUs, and none is newly given."""
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE
 SHARED = "example.com/shared-gpu"
 
 
-def test_what_containers_hold_is_served_and_nothing_else_offered(
+def test_held_parts_are_served_and_no_other_part_is_offered(
     paths: Paths, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pre_start, "ASK_KUBELET", PATIENCE)

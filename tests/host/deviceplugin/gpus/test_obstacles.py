@@ -23,7 +23,7 @@ LIBRARY = SharedFile("/var/lib/podfabric/gpu/shim/libpfcuda.so", "/usr/lib64/lib
 
 
 class ObstructedNode:
-    """A node with one GPU, on which something may stand in the way of limits."""
+    """A node with one GPU, with possible obstacles to limits."""
 
     def __init__(self, paths: Paths, stack: ExitStack) -> None:
         self.paths = paths
@@ -82,7 +82,7 @@ def test_a_gpu_is_given_once_the_shims_are_there_and_not_when_they_are_gone(
         endpoint.allocate([first])
 
 
-def test_where_the_kernel_has_selinux_containers_may_use_what_is_ours_and_nothing_else_changes(
+def test_with_selinux_only_our_files_get_the_label_of_containers(
     node: ObstructedNode, kubelet: Kubelet
 ) -> None:
     switch = node.paths.sys / "fs/selinux/enforce"
@@ -128,7 +128,7 @@ def test_too_few_units_for_a_context_are_refused_with_the_number_that_is_enough(
 def test_after_a_boot_a_holder_is_admitted_again_before_the_driver_is_there(
     node: ObstructedNode, kubelet: Kubelet
 ) -> None:
-    """The kubelet rejects for good a pod with an unhealthy id."""
+    """The kubelet rejects a pod with an unhealthy id for good."""
     node.start()
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 8)
     kubelet.admit("trainer", [container(memory=3)])

@@ -34,8 +34,9 @@ HCA = "rdma/hca"
 SLICES = GpuPoolConfig(
     shapes=(Shape(resource=SLICE, memory=2 * GIB, compute=25),), memory=8 * GIB, reserve=0
 )
-# Of the second and the third of four pairs of switches, the HCAs; of the others, the GPUs. So the
-# nearest are at another host bridge of the same NUMA node, and the others at the other socket.
+# The HCAs are at the second and third of four pairs of switches, the GPUs at the first and fourth.
+# So the nearest pairs are at another host bridge of the same NUMA node; the rest are at the other
+# socket.
 APART_GPUS, APART_HCAS = (*DGX_GPUS[:2], *DGX_GPUS[6:]), DGX_HCAS[2:6]
 
 
@@ -45,7 +46,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class PairNode:
-    """A node with HCAs, and GPUs in parts of one shape or in units. Each GPU has room for one."""
+    """A node with HCAs, and GPUs in parts of one shape or in units. Each GPU has room for one
+    container."""
 
     def __init__(self, server: Paths, kubelet: Kubelet, asked: Mapping[str, int]) -> None:
         self.paths = server
@@ -56,12 +58,12 @@ class PairNode:
         self.kubelet.admit(name, [container(others=limits)])
 
     def trainers(self, count: int) -> None:
-        """Pods that ask for most of a GPU, and an HCA."""
+        """Admit pods that request most of a GPU, and an HCA."""
         for number in range(count):
             self.admit(f"trainer-{number}", {**self.asked, HCA: 1})
 
     def pairs(self) -> list[Distance]:
-        """How far the GPU of each container is from its HCA."""
+        """The distance between the GPU and the HCA of each container."""
         held = {entry.key: entry for entry in checkpoint.read(self.paths).allocations}
         distances = []
         for pod in self.kubelet.pods.values():
@@ -84,7 +86,7 @@ def pair_node(
     gpus: Sequence[str] = DGX_GPUS,
     hcas: Sequence[str] = DGX_HCAS,
 ) -> Iterator[PairNode]:
-    """A node with these GPUs and HCAs, whose kubelet allocates in an order that `choice` has."""
+    """A node with these GPUs and HCAs, whose kubelet allocates in the order of `choice`."""
     Driver(server).nodes(range(8))
     pool = PoolConfig(resource=HCA, slots=4, selectors=(Selector(pciAddresses=tuple(hcas)),))
     shared = replace(SLICES if mode == "slices" else units(8), devices=frozenset(gpus))
@@ -121,7 +123,7 @@ MODES = [
 def test_gpu_and_hca_of_a_container_are_the_closest_that_are_free(
     server: Paths, mode: str, order: str
 ) -> None:
-    """In all orders in which a kubelet allocates, while containers have the nearest ones."""
+    """The kubelet allocates in all orders, while containers hold the nearest GPUs and HCAs."""
     with pair_node(server, mode, CHOICES[order]()) as node:
         node.trainers(6)
         assert node.pairs() == [Distance.PIX] * 6

@@ -1,4 +1,4 @@
-"""Pools of mode replicas on a real socket: what a kubelet is offered and given (Deepomatic's)."""
+"""Pools of mode replicas on a real socket: ids offered and given to a kubelet (Deepomatic's)."""
 
 from collections.abc import Iterator, Mapping
 
@@ -135,7 +135,7 @@ def test_id_of_a_sick_gpu_is_unhealthy_until_a_reset_and_refused_with_the_reason
 
 
 def test_node_that_goes_between_list_and_allocate_is_refused(node: Node, kubelet: Kubelet) -> None:
-    """A regular file in place of a node must never be given."""
+    """A regular file in place of a device node must never be given."""
     path = node.paths.dev / "nvidia-uvm"
     endpoint = kubelet.endpoint(RESOURCE)
     assert endpoint is not None
@@ -148,8 +148,9 @@ def test_node_that_goes_between_list_and_allocate_is_refused(node: Node, kubelet
 def test_driver_that_appears_later_is_offered_within_ten_seconds_without_a_restart(
     paths: Paths, driver: Driver, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in rounds of the plugin's loop, which a busy machine delays: the round in which the
-    driver comes may have looked already, the next one lists it. A round waits for so many seconds.
+    """Counted in rounds of the plugin's loop, because a busy machine delays them. The round in
+    which the driver appears may have looked already; the next one lists it. A round waits for
+    `waited` seconds.
     """
     rounds: list[tuple[float, int]] = []  # how long it waits, and the ids that are listed then
     watch = DevicePlugin._watch

@@ -59,14 +59,14 @@ def slices(paths: Paths, kubelet: Kubelet) -> Iterator[GpuNode]:
 
 
 def first_of_two(seed: int) -> str:
-    """Which of the two resources a kubelet with this seed allocates first."""
+    """The one of both resources that a kubelet with this seed allocates first."""
     order = [MEMORY, COMPUTE]
     random.Random(seed).shuffle(order)
     return order[0]
 
 
 def states(node: GpuNode) -> dict[Path, tuple[int, ...]]:
-    """What changes when one of the groups' files is written or replaced."""
+    """The identity of each of the groups' files, which changes with a write or a replacement."""
     found = {path: path.stat() for path in (node.paths.run / "gpu").rglob("*")}
     return {path: (of.st_ino, of.st_mtime_ns, of.st_ctime_ns) for path, of in found.items()}
 
@@ -131,7 +131,7 @@ def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each_and_leaves
     first: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There is room for it on both together, so the kubelet has the ids to ask with."""
+    """Both GPUs together have room for it, so the kubelet has the ids for the request."""
     with Kubelet(paths.kubelet) as kubelet:
         kubelet._manager._choice = FirstOne(first)
         node = GpuNode(paths, [units(gib)])
@@ -147,7 +147,7 @@ def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each_and_leaves
             assert "no GPU has 4 GiB free" in text
             assert f"nvidia0 has {left}; nvidia1 has {left}" in text
             left_over = [of for of in checkpoint.read(paths).allocations if of not in before]
-            # Time that was allocated before is the kubelet's to free.
+            # The kubelet itself frees the time that was allocated before.
             assert {of.resource for of in left_over} <= {first} - {MEMORY}
             monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
             until(lambda: compared(node) == before, what="end of what the refused pod had")
@@ -161,7 +161,7 @@ def test_request_that_fits_on_no_gpu_is_refused_with_the_room_of_each_and_leaves
 
 
 def test_ids_of_two_gpus_are_memory_of_one(node: GpuNode, kubelet: Kubelet) -> None:
-    """A kubelet may choose ids as it likes."""
+    """A kubelet may choose any ids."""
     endpoint = kubelet.endpoint(MEMORY)
     assert endpoint is not None
     endpoint.allocate([f"{gpu_uuid(0)}_0", f"{gpu_uuid(1)}_0"])
@@ -216,9 +216,9 @@ def test_restart_changes_nothing_of_a_running_container(node: GpuNode, kubelet: 
 def test_a_pod_that_is_gone_holds_nothing_and_is_in_no_metric_within_half_a_minute(
     node: GpuNode, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in comparisons with the kubelet, which come every few seconds: with the first one the
-    kubelet writes its checkpoint, at the second one the pod is nowhere. The next look has no series
-    of it (`test_watch`), and a scrape is made again after a second."""
+    """Counted in comparisons with the kubelet, which run every few seconds. At the first one the
+    kubelet writes its checkpoint; at the second one the pod is gone. The next look has no series
+    of it (`test_watch`), and a scrape is renewed after a second."""
     pod = kubelet.admit("trainer", [container(memory=2, compute=50)])
     monkeypatch.setattr(ledger, "YOUNG_GPU", 0.0)
     node.plugin.compare()
@@ -238,7 +238,7 @@ def test_series_of_a_pod_last_half_a_minute_at_most_by_the_periods() -> None:
 
 
 def test_slot_that_is_given_again_has_a_new_group(node: GpuNode, kubelet: Kubelet) -> None:
-    """What an earlier holder left in the region must not be charged to the next one."""
+    """Memory that an earlier holder left in the region must not be charged to the next one."""
     pod = kubelet.admit("first", [container(memory=8)])
     (group,) = node.groups.limits()
     region = node.paths.run / "gpu" / group / "region"
