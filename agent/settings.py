@@ -41,7 +41,7 @@ _MAX_SOCKET_PATH = 107  # bytes: sockaddr_un has 108, and a NUL ends it (unix(7)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts `agent`, `policy` and `ipam` of docs/reference/configuration.md. Times are seconds."""
+    """The parts `agent`, `policy` and `ipam` (docs/reference/configuration.md). Times in s."""
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0

@@ -1,8 +1,8 @@
 """The allocation checkpoint: which HCAs and GPUs the kubelet's containers hold.
 
 docs/reference/checkpoint.md describes every field for other programs. The device plugin replaces
-the file before it answers the kubelet's Allocate. The CNI plugins read the file. Device numbers are those at
-the time of the allocation: after a driver reload they may belong to another HCA.
+the file before it answers the kubelet's Allocate. The CNI plugins read the file. Device numbers are
+those of the time of the allocation: after a driver reload they may belong to another HCA.
 """
 
 import errno

@@ -6,6 +6,6 @@
   compares the limits with the driver's figures and corrects compute shares.
 - `limit_service` runs `limits` and `watch`.
 
-`gpu/shim` has the C libraries that containers load in place of NVIDIA's (docs/developers/gpu-library.md).
-`make gpu` builds them.
+`gpu/shim` has the C libraries that containers load in place of NVIDIA's, and `make gpu` builds them
+(docs/developers/gpu-library.md).
 """

@@ -1,7 +1,8 @@
 """The files of NVIDIA's driver on a node, and the mounts of them and of the shims in a container.
 
 Each shim is mounted over all names of the driver's library. The driver's own file is mounted under
-another name, outside of the loader's directories; the shim links to that name (docs/developers/gpu-library.md).
+another name, outside of the loader's directories. The shim links to that name
+(docs/developers/gpu-library.md).
 Libraries are mounted into the directories of both Debian and Red Hat, for any image.
 
 Sources: ld.so(8); nvc_info.c of libnvidia-container for the names of libraries.

@@ -1,6 +1,6 @@
 """The health of GPUs by NVML: errors that only a reset of the GPU ends.
 
-docs/use/gpus.md lists the faults. The driver keeps no list of Xids. So a fault by an Xid lasts until
+docs/use/gpus.md lists the faults. The driver keeps no list of Xids. A fault by an Xid lasts until
 the GPU shows signs of a reset: a counter of errors that went down, the end of the driver's request
 for a reset, or a GPU or driver that was absent.
 
