@@ -129,10 +129,17 @@ def test_pools_and_the_reasons_of_those_that_do_not_offer_are_told(
     assert rows[servers.VFS[2]]["offered"] == []
 
 
-def test_the_document_shows_what_is_printed(shell_of: ShellOf, tmp_path: Path) -> None:
+def test_the_table_has_a_reason_of_each_pool(shell_of: ShellOf, tmp_path: Path) -> None:
     paths = servers.vfs(tmp_path)
     _configured(paths, TWO_POOLS)
-    shell_of(paths).as_shown("podfabric devices")
+
+    offered, _, left = shell_of(paths)("devices").out.partition("NOT OFFERED")
+
+    rows = [line.split() for line in offered.splitlines()]
+    assert [row[0] for row in rows if row[-3:] == ["rdma/vf", "1", "0"]] == [*servers.VFS[:2]]
+    assert len([row for row in rows if row[-3:] == ["rdma/eth", "4", "0"]]) == 5
+    assert left.count("rdma/vf: PF is ib0#2, not one of ib0#0-1\n") == 1
+    assert left.count("rdma/eth: link type is infiniband, not one of ether\n") == 3
 
 
 def test_a_port_that_is_down_and_an_hca_that_is_gone_are_faults(

@@ -24,7 +24,7 @@ ShellOn = Callable[[Build], Shell]
 
 
 def test_the_document_shows_what_is_printed(shell_on: ShellOn) -> None:
-    shell_on(servers.dgx).as_shown("podfabric topo")
+    shell_on(servers.half_dgx).as_shown("podfabric topo")
 
 
 def test_devices_are_listed_gpus_first_with_where_they_are(shell_on: ShellOn) -> None:

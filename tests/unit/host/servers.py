@@ -55,16 +55,28 @@ def dgx(root: Path, *, nodes: bool = False) -> Paths:
 
     The HCAs are mlx5_0 to mlx5_7 with one InfiniBand port, ib0 to ib7 and all their nodes.
     """
+    return _with_switches(root, BRIDGES, nodes)
+
+
+def half_dgx(root: Path, *, nodes: bool = False) -> Paths:
+    """As `dgx`, with one PCIe switch at each socket: four GPUs, and mlx5_0 to mlx5_3."""
+    return _with_switches(root, BRIDGES[::2], nodes)
+
+
+def _with_switches(root: Path, bridges: tuple[tuple[int, int], ...], nodes: bool) -> Paths:
+    """A server with two GPUs and two HCAs at each switch."""
     tree = _server(root)
-    for bus, numa in BRIDGES:
-        ports = _switch(tree, f"0000:{bus:02x}", 4, numa=numa)
-        for n, port in enumerate(ports):
+    gpus, hcas = 0, []
+    for bus, numa in bridges:
+        for n, port in enumerate(_switch(tree, f"0000:{bus:02x}", 4, numa=numa)):
             address = f"0000:{bus + 3 + n:02x}:00.0"
-            if address in DGX_GPUS:
-                _gpu(tree, address, DGX_GPUS.index(address), below=port, numa=numa)
+            if n < 2:
+                _gpu(tree, address, gpus, below=port, numa=numa)
+                gpus += 1
             else:
                 tree.pf(address, below=port, kind="020700", numa=numa)
-    for number, address in enumerate(DGX_HCAS):
+                hcas.append(address)
+    for number, address in enumerate(hcas):
         _hca(tree, address, number)
     return _finished(tree, nodes)
 
