@@ -47,7 +47,7 @@ def test_rules_that_only_the_api_server_can_match_fail(
 ) -> None:
     (finding,) = found(paths, rule(namespaces=["a"], namespaceSelector={}))
     assert finding.status == "failed"
-    assert "policy.rules: only the API server" in finding.seen
+    assert "policy.rules: namespaceSelector works only in a FabricPolicy" in finding.seen
 
 
 def test_rules_that_cannot_be_read_fail(paths: Paths) -> None:
