@@ -1,4 +1,4 @@
-// Kubernetes' components in one executable, whose name selects the component.
+// Kubernetes' components in one executable, which is told by its name which of them it is.
 package main
 
 import (
