@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "exchange.h"
 
 /* `podfabric install` replaces and removes only executables that contain this. */
 __attribute__((used)) static const char marker[] = "podfabric launcher 1";

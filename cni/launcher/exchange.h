@@ -1,6 +1,6 @@
 /* The exchange with the agent: one request, one answer, and one deadline for both. */
-#ifndef PODFABRIC_AGENT_H
-#define PODFABRIC_AGENT_H
+#ifndef PODFABRIC_EXCHANGE_H
+#define PODFABRIC_EXCHANGE_H
 
 #include "frame.h"
 #include "text.h"

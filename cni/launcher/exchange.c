@@ -1,5 +1,6 @@
+/* Sends one request to the agent and reads one answer. launcher.c decides how long to wait. */
 #define _GNU_SOURCE
-#include "agent.h"
+#include "exchange.h"
 
 #include <errno.h>
 #include <fcntl.h>
