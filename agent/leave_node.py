@@ -149,9 +149,10 @@ def removal_has_begun(paths: Paths) -> bool:
 def remove(
     paths: Paths, uninstall: Callable[[Path], Iterable[str]], over: Callable[[], bool]
 ) -> None:
-    """Remove launchers and files. After a failure it tries again, until `over`.
+    """Remove launchers and files. After a failure, try again until `over` returns true.
 
-    The caller holds the lock of the node's agent, whose file goes last, and has closed the store.
+    The caller has closed the store and holds the lock of the node's agent. The file of this lock is
+    removed last.
     """
     problems = Problems(_log)
     while not over():

@@ -78,7 +78,7 @@ def remove_dead(run: Path) -> None:
 
 
 def states(run: Path) -> list[str]:
-    """The states of the living agents that have the mounts of this process."""
+    """The states of the living agents in the mount namespace of this process."""
     return list(_living(run, f"{_mounts()}-"))
 
 
@@ -95,9 +95,9 @@ def _living(run: Path, of: str) -> Iterator[str]:
 
 
 def _locked(path: Path, state: str) -> LockFile:
-    """Lock the file before it gets its name.
+    """Lock the new file under a hidden name, then rename it.
 
-    Until it is locked another agent that starts may take the file for a dead one's, and remove it.
+    An agent that starts removes unlocked files under visible names, as files of dead agents.
     """
     hidden = path.with_name(f".{path.name}")
     lock = LockFile(hidden, "this agent", keep=True)
