@@ -1,10 +1,10 @@
 """A launcher's connection: it sends a request and gets one answer.
 
-The server's thread reads and closes the connection, a worker answers. After a deadline the server
-answers, and the worker's later answer is dropped.
+The server's thread reads the request and closes the connection. A worker answers. After a deadline
+the server answers, and the worker's later answer is dropped.
 
-A small request is read at once. A large request first needs room in memory, which `Room` divides
-between all of them; then its buffer is made and the rest is read.
+A small request is read at once. A large request first waits until `Room`, the memory for all large
+requests, has space. Then its buffer is made and the rest is read.
 """
 
 import os
@@ -206,7 +206,7 @@ class LauncherConnection:
             return not self.unsent
 
     def stop_reading(self) -> None:
-        """Make the client's sending fail, so that it reads its answer."""
+        """Let the client's next send fail, so that the client reads its answer."""
         self._drop_buffer()
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
@@ -274,7 +274,7 @@ class Room:
             return True
 
     def admitted(self) -> list[LauncherConnection]:
-        """The waiting requests that get their bytes now."""
+        """Give free memory to waiting requests, in their order. Returns these requests."""
         admitted: list[LauncherConnection] = []
         if not self._waiting:  # nearly always
             return admitted

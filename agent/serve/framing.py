@@ -15,7 +15,7 @@ agent answers
     standard error  standard output
 
 with status 0; or with status 1 if the call was not begun: then standard output has the CNI error.
-Status 2 is the same of an agent that is ending: the next agent may do the call.
+Status 2 means the same, and that this agent is ending: the next agent may do the call.
 `cni/launcher/launcher.c` is the other side.
 """
 

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class Server:
     """Serves `listener`, a listening unix socket, until `stop` is called.
 
-    `call` answers a request with a frame. `limits` may be replaced while it runs.
+    `call` answers a request with a frame. `limits` may be replaced while the server runs.
 
     `refused` gets the reason of each refusal. `leave` is called when the server accepts no more
     clients: from then on the next agent may listen, while this one finishes the running calls.

@@ -62,12 +62,12 @@ class Workers:
 
     @property
     def limit(self) -> int:
-        """The number of places while no thread is stuck. It can be changed."""
+        """The number of places while no thread is stuck. This number can be changed."""
         return self._limit
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        """The number of places while no thread is stuck. It can be changed."""
+        """The number of places while no thread is stuck. This number can be changed."""
         with self._changed:
             self._limit = limit
             self._begin_more()
@@ -102,7 +102,7 @@ class Workers:
         """In the block the running job waits, and a new job may have its place.
 
         At the end the job goes on at once, because it may hold a lock that jobs with places need.
-        If its place is taken then, no new job begins until enough jobs have ended.
+        If a new job has the place, no other job begins until enough jobs have ended.
         """
         with self._changed:
             inner = job in self._aside
@@ -164,7 +164,10 @@ class Workers:
         return len(self._jobs)
 
     def close(self, timeout: float) -> bool:
-        """End the threads once no job is left; whether they ended within `timeout` seconds."""
+        """End the threads once no job is left.
+
+        Returns whether they ended within `timeout` seconds.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
