@@ -140,7 +140,10 @@ def read(path: str) -> bytes:
 
 
 def version(file: Path | str | int) -> tuple[int, ...]:
-    """Numbers that change with the file at a path or descriptor. On failure: the errno alone."""
+    """Numbers that change with the file at a path or descriptor.
+
+    Returns only the errno on failure.
+    """
     try:
         status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
     except OSError as error:
@@ -169,7 +172,7 @@ def remove(path: Path | str, *, durable: bool = True) -> None:
 
 
 def create(path: str, flags: int, mode: int) -> int:
-    """A descriptor of the file, which is made if necessary, with the directories above it."""
+    """Open the file. If `flags` has O_CREAT, missing directories above the file are made too."""
     try:
         return os.open(path, flags, mode)
     except FileNotFoundError:

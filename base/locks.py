@@ -61,7 +61,7 @@ class LockFile:
         self.descriptor = -1
 
     def acquire(self, timeout: float | None = None) -> None:
-        """Wait for the lock, by default `timeout`. Raises Busy, OSError, Terminated."""
+        """Wait for the lock up to `timeout` seconds. Raises Busy, OSError, Terminated."""
         interrupts.checkpoint()
         seconds = self._timeout if timeout is None else timeout
         locked = self._attempt()

@@ -1,7 +1,7 @@
 """Threads that repeat a step, with their pauses and their clock.
 
-A defect in one step does not end such a loop. But a loop whose steps only fail must be seen: the
-health of the process uses `failing`.
+A defect in one step does not end such a loop. The process reports itself unhealthy if all steps of
+a loop fail (`failing`).
 """
 
 import logging
@@ -43,7 +43,7 @@ class StepThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Run the next step now. From any thread."""
+        """Run the next step now. Any thread may call this."""
         self._woken.set()
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class StepThread:
         worked(self._name)
 
     def _failed(self, error: Exception) -> float:
-        """Log an error of a step, unless it is the last one again; return the seconds to rest."""
+        """Log an error of a step unless the last error was equal. Returns the seconds to rest."""
         defect = f"{type(error).__name__}: {error}"
         if defect != self._defect:
             _log.exception("%s: a step failed (tried again)", self._name)

@@ -1,4 +1,4 @@
-"""Makes foreign text fit for one line of a log, and finds the intended key."""
+"""Makes a printable line of foreign text, and finds the valid key nearest to a wrong one."""
 
 import re
 from collections.abc import Collection
