@@ -86,7 +86,7 @@ def _part(
 
 
 def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
-    """A group's use of that GPU, and the problem of its files."""
+    """A group's use of that GPU, and the error of reading the group's files (or "")."""
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)

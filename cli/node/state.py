@@ -131,7 +131,7 @@ class ThisNode:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource and HCA, why containers of another resource keep the HCA from it."""
+        """The reason if containers of other resources hold an HCA, by resource and HCA."""
         return {
             pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools
@@ -139,7 +139,7 @@ class ThisNode:
 
     @cached_property
     def unfit(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource and device id, why the id cannot be allocated now."""
+        """The reason if a device id cannot be allocated now, by resource and id."""
         reasons = {}
         for pool in self.pools:
             name = pool.config.resource
