@@ -77,12 +77,12 @@ def is_foreign(path: Path) -> bool:
 
 
 def place_kept(path: Path) -> Path:
-    """The place of another project's executable while a launcher has its `path`."""
+    """The path to which another project's executable moves while our launcher is at `path`."""
     return path.parent / REPLACED / path.name
 
 
 def has_returned(path: Path) -> bool:
-    """Whether another project's file has replaced the launcher that had replaced one."""
+    """Whether another project's file is at `path` again, while its earlier file is kept."""
     return is_foreign(path) and is_foreign(place_kept(path))
 
 

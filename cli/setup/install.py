@@ -161,7 +161,7 @@ def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
 def _give_back(path: Path) -> Iterator[str]:
     """Remove the launcher `path`, or put back the file that it replaced.
 
-    If another project's file has that path again, it is newer than the kept one.
+    If another project's file is at `path` now, that newer file stays and the kept file is removed.
     """
     kept = executables.place_kept(path)
     if executables.is_ours(kept):  # of an installation that was killed
