@@ -196,7 +196,10 @@ class IPoIB(InterfacePlugin):
         return plan
 
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
-        """The child with carrier, at once if the wait is 0. Raises CNIError 11 without carrier."""
+        """Wait for the child's carrier; a wait of 0 returns at once.
+
+        Raises CNIError 11 after the wait.
+        """
         seconds = plan.options.carrier_wait
         ready = links.await_carrier(sandbox.pod, moved, seconds)
         if ready.carrier or not seconds:
