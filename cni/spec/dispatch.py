@@ -124,7 +124,10 @@ def _run(plugin: Plugin, request: Request) -> bytes:
 
 
 def _refuse_own_netns(request: Request) -> None:
-    """Runs before the plugin, not after it as in the reference, so that nothing needs undoing."""
+    """Raise CNIError if CNI_NETNS is the plugin's own.
+
+    The reference (pkg/skel) checks this after the plugin. Before it, nothing needs undoing.
+    """
     if request.netns_override or not request.netns:
         return
     try:

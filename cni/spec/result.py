@@ -161,7 +161,7 @@ class _ResultCounts(_ResultVersion):
 
 
 def encode(result: Result, version: str) -> bytes:
-    """The result as JSON of `version`. Raises CNIError 7 if that needs an address."""
+    """The result as JSON of `version`. Raises CNIError 7 if this version demands an address."""
     return msgspec.json.encode(to_document(result, version))
 
 
@@ -201,7 +201,10 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
 
 
 def decode(document: bytes, config_version: str) -> Result:
-    """A delegate's result, by default of `config_version`. Raises CNIError 6, 1."""
+    """Decode a delegate's result; its version is `config_version` by default.
+
+    Raises CNIError 6, 1.
+    """
     limits.require_readable(document)
     return _read(partial(msgspec.json.decode, document), _ResultCounts, config_version)
 
