@@ -113,7 +113,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys with our spelling: Go's decoder, and so sriov-cni, ignores case."""
+    """Write known keys in our case. sriov-cni accepts any case, because Go's decoder does."""
     folded = {
         _IN_OUR_CASE.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN
     }
@@ -165,7 +165,10 @@ def _written(network: NetworkConfig) -> tuple[_SriovConfig, Mapping[str, DeviceI
 
 
 def device_of(request: Request) -> Bdf:
-    """Only the device, for a DEL, which must work with any configuration; "" if none is named."""
+    """The device of the configuration, or "".
+
+    A DEL uses this, because it must accept any configuration.
+    """
     try:
         return _device(request.config.device_ids())[0]
     except CNIError:
