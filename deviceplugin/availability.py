@@ -25,10 +25,10 @@ def unavailable(
 ) -> dict[str, str]:
     """The ids that may not be allocated, with the reason.
 
-    `reports` come from `Health` and cover all HCAs. With `None` only other holders count, and
-    outdated nodes of an id's own holder. `held` has the pool's allocations by id; `elsewhere` comes
-    from `held_elsewhere`. An id of several HCAs needs one that is healthy: its holder gets the
-    healthy ones.
+    `reports` come from `Health` and cover all HCAs. If `reports` is `None`, only two reasons count:
+    another holder, and outdated device nodes of the id's own holder. `held` has the pool's
+    allocations by id; `elsewhere` comes from `held_elsewhere`. An id of several HCAs needs one that
+    is healthy: its holder gets the healthy ones.
     """
     taken = {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
     faults: dict[str, str | None] = {}

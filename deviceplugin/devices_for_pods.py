@@ -1,4 +1,4 @@
-"""Which devices of this node are for pods: a pool offers them, or a pod holds them.
+"""Finds the devices of this node that are for pods: a pool offers them, or a pod holds them.
 
 The sources are the device plugin's checkpoint and the kubelet's own, which has the ids of all
 device plugins of the node. Attaching such a device to another pod would take it from its holder, or

@@ -243,7 +243,7 @@ def _hcas(
     row: PodDevices,
     own: Mapping[str, AbstractSet[str]],
 ) -> Sequence[HCA]:
-    """The HCAs of an id: by the pool's slot, else by the id's text, else by the row's nodes.
+    """Find the HCAs of an id by the pool's slot, else by the id's text, else by the row's nodes.
 
     If these give none, an id of mode "all" stands for the whole pool. Where the container has CDI
     names, only the HCAs of these names count.
