@@ -1,7 +1,7 @@
 """Looks up and checks the device nodes of an HCA.
 
-A node must be a character device with the numbers of sysfs. Some distributions have a directory
-/dev/infiniband/by-path, and a node with old numbers may be another HCA's.
+A node must be a character device with the numbers of sysfs. Other files in /dev/infiniband, such as
+the directory by-path, are no nodes. A node with old numbers may belong to another HCA.
 """
 
 from collections.abc import Iterator
