@@ -143,7 +143,7 @@ def _owner(payload: bytes, target: _Target, mine: bytes) -> bytes | None:
 
 
 def _owner_by_arp(payload: bytes, address: bytes, mine: bytes) -> bytes | None:
-    """Any packet from the address counts, and a probe of another machine for it."""
+    """The hardware address of a machine that sends from `address` or probes it, or `None`."""
     size = len(mine)
     if len(payload) < 16 + 2 * size or payload[4] != size or payload[5] != 4:
         return None

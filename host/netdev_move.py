@@ -132,8 +132,8 @@ def move_in(
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set an interface's hardware address (6 bytes).
 
-    An untrusted VF whose PF has set its address may set none (igb). It takes the PF's address when
-    it is set down.
+    With some drivers (igb), an untrusted VF cannot set its address after the PF has set it. The VF
+    takes the PF's value when its interface is set down.
     """
     try:
         link_changes.set_mac(route, link, mac)
