@@ -74,8 +74,8 @@ def move(
     Separate messages would cost more: every move waits ~16 ms for an RCU barrier. The caller must
     have checked that `name` is free in the target, because the kernel answers EEXIST only after the
     move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move, address, MTU,
-    name, alias, up. So an interface with the alias has been moved. An `mtu` of 0 and a `mac` of ""
-    do not change.
+    name, alias, up. So an interface with the alias has been moved. If `mtu` is 0 or `mac` is "",
+    this property does not change.
     """
     request = _set(
         link,
