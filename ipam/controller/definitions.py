@@ -80,8 +80,10 @@ def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
 
 
 class PoolMaker:
-    """Makes and deletes pools: the memory of one leader. At most `most` pools are made for one
-    namespace, since tenants write definitions."""
+    """Makes and deletes pools. A new leader makes a new `PoolMaker`.
+
+    At most `most` pools are made for one namespace, since tenants write definitions.
+    """
 
     def __init__(
         self, api: ClusterApi, clock: Callable[[], float], reports: Reports, most: int
@@ -139,8 +141,10 @@ class PoolMaker:
     def _remove(
         self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
     ) -> None:
-        """Delete made pools that are unused for a while. A watch may be late, so read again
-        first."""
+        """Delete unused pools that this controller made, after `UNUSED_FOR` seconds.
+
+        A watch may be late, so read again first.
+        """
         now = self._clock()
         idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
         self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}

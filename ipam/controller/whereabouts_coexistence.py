@@ -68,7 +68,8 @@ _PAUSE = 0.05  # seconds
 class PoolShare(msgspec.Struct, frozen=True):
     """The part of an AddressPool that nodes may use. Pods of whereabouts have `held`. Blocks are
     leased within `offered`, or anywhere if it is `None`. `conflicts` are addresses that both gave
-    to a pod, a sentence each. `problem` is why nothing may be leased."""
+    to a pod, a sentence each. `problem` is the reason if no block may be leased, else "".
+    """
 
     held: tuple[Interval, ...] = ()
     offered: tuple[Interval, ...] | None = None
