@@ -276,9 +276,9 @@ def post(
 class Candidates:
     """The order in which the node tries blocks of a pool; `instance` identifies its store.
 
-    Each node has its own order, so that nodes which claim at once try different blocks. Each first
-    tries the index of its last leased block: nodes that won different indexes of one pool then do
-    not compete for the next pool of the same pods.
+    Each node has its own order, so that nodes which claim at once try different blocks. Each node
+    first tries the index of its last leased block. So nodes that got different indexes in one pool
+    do not compete for the same block of the next pool.
     """
 
     def __init__(self, instance: str) -> None:

@@ -45,7 +45,10 @@ class Confirmation:
         self._events = events
 
     def run(self, at: float) -> Confirmed:
-        """Confirm all blocks, as of `at`: a time before the Node object was read. ApiError."""
+        """Confirm all blocks at the time `at`, which is before the Node object was read.
+
+        Raises ApiError.
+        """
         rows = self._store.blocks()  # before the LIST: each of these was POSTed
         # Blocks of an unreadable pool keep their limit.
         self._pools.read_all({row.pool for row in rows.values()})

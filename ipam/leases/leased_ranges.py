@@ -77,8 +77,11 @@ class LeasedView:
         )
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
-        """The sets within confirmed blocks, the fullest first. Empty if a set has no address there.
-        The clock is read here, so that no wait for the store comes between it and the hand-out."""
+        """The sets within confirmed blocks, the fullest first.
+
+        Returns [] if a set has no address in a confirmed block. The clock is read here, so that no
+        wait for the store comes between it and the hand-out.
+        """
         now = self._clock()
         self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now

@@ -278,9 +278,12 @@ def taken_over(
     found: AddressBlock,
     pool: AddressPool,
 ) -> tuple[AddressBlock, float] | None:
-    """A released block, now of this holder, and a time before that; `None` if another node was
-    faster. Raises Unusable, ApiError. The block is changed in any case: a late request of ours to
-    drain it must not find the version it expects."""
+    """Take over a released block.
+
+    Returns the block and a time before the update, or `None` if another node was faster. Raises
+    Unusable, ApiError. The block is changed in any case: a late request of ours to drain it must
+    not find the version it expects.
+    """
     changed = replace(
         found.spec,
         state="Active",

@@ -109,7 +109,7 @@ class Upkeep:
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
     def leased(self) -> None:
-        """A block was leased, and more may follow. Their status can wait."""
+        """A block was leased, and more may follow. Wait with the statuses of these blocks."""
         calm = min(self._clock() + _CALM, self._told_at + _LONGEST_STORM)
         self._tell_at = max(self._tell_at, calm)
 
@@ -122,7 +122,10 @@ class Upkeep:
                 self._tell_at = now
 
     def _tell_one(self) -> bool:
-        """Write the status of the block whose use changed most. False if none changed."""
+        """Write the status of the block whose use changed most.
+
+        Returns False if no block's use changed.
+        """
         changes = {
             each.block: abs(each.used - self._objects[each.block.name].status.used)
             for each in self.survey.blocks
