@@ -1,4 +1,4 @@
-"""The store's lock, and reads next to its writers.
+"""The store's lock, and reads that do not block writers.
 
 Every transaction of a call holds the lock. A reader holds the lock only while it opens and closes
 the database: SQLite keeps the state of the start for the reader.

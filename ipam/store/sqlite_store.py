@@ -65,7 +65,10 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """`reserve` from the sets that `seen` returns for the present tables, if any."""
+        """As `reserve`, from the sets that `seen` returns for the present tables.
+
+        Reserves nothing if `seen` returns no set.
+        """
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:

@@ -7,8 +7,8 @@ before each transaction.
 
 A process that hands out addresses can read the node's `facts`. It checks the database when it opens
 it for the first time, or after another program changed files, and builds a damaged one again
-(`repair`). If changes were lost, it compares the store with the facts, as does each process that
-opens it later in this boot.
+(`repair`). If changes were lost, this process compares the store with the facts. Each process that
+opens the store later in this boot does the same.
 """
 
 import threading
