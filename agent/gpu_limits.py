@@ -76,7 +76,7 @@ class AgentGpuLimits:
         )
 
     def start(self) -> None:
-        """Called when the device plugin has its allocations. Again it does nothing."""
+        """Called when the device plugin has its allocations. A second call does nothing."""
         if self._service is not None and self._limits:
             self._service.start()
 

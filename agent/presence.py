@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def has_turn(
     lock: Path, held: ExitStack, stand_by: Callable[[], object], is_stopping: Callable[[], bool]
 ) -> bool:
-    """Wait for the lock of the agent that listens, and hold it; False if the process stops first.
+    """Take the lock of the agent that listens. Returns False if the process stops first.
 
     Calls `stand_by` if another agent has the lock.
     """
@@ -83,7 +83,7 @@ def states(run: Path) -> list[str]:
 
 
 def others(run: Path, state: str) -> bool:
-    """Whether a living agent of the node has that state, with any mounts."""
+    """Whether a living agent of the node has that state, in any mount namespace."""
     return state in _living(run, "")
 
 
@@ -138,7 +138,7 @@ def _lives(path: Path) -> bool:
 
 
 def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send states such as "READY=1" to the service manager; whether they were sent.
+    """Send states such as "READY=1" to the service manager. Returns whether they were sent.
 
     Safe in a signal handler.
     """

@@ -215,7 +215,7 @@ class Agent:
         return [metrics.devices(plugin.states(), plugin.held())] if plugin else []
 
     def wait(self) -> bool:
-        """Wait until no other agent of the node listens; False if SIGTERM comes first."""
+        """Wait until no other agent of the node listens. Returns False if SIGTERM comes first."""
         path, stand_by = self._paths.agent_lock, self._stand_by
         if not presence.has_turn(path, self._turn, stand_by, lambda: self._stopping):
             return False

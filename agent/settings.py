@@ -70,8 +70,8 @@ AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys for the start of 
 class Loaded(NamedTuple):
     """The content of the file.
 
-    `mistakes` has, by section, why a section cannot be used. `unread` has those of these sections
-    that could never be read: `settings` has their defaults.
+    `mistakes` has the reason for each section that cannot be used. `unread` has the sections that
+    were never read without a mistake. `settings` has the defaults of these sections.
     """
 
     settings: Settings
@@ -192,7 +192,7 @@ def reload(path: Path, before: Loaded) -> Loaded:
 
 
 def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) -> None:
-    """Log each mistake once, and what counts until it is corrected."""
+    """Log each mistake once, with the settings that apply until the mistake is corrected."""
     sections: dict[str, list[str]] = {}
     for section, text in loaded.mistakes.items():
         if known.get(section) != text:
