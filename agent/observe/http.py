@@ -117,7 +117,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         return client, address
 
     def has_asked(self, client: socket.socket) -> None:
-        """Do not drop this client for a new one any more."""
+        """Keep this client from now on, because its request has come."""
         with self._lock:
             self._silent.pop(client, None)
 
