@@ -200,7 +200,7 @@ class LauncherConnection:
             return True
 
     def flush(self) -> bool:
-        """Send more of an answer that did not fit; whether all of it is sent."""
+        """Send more of an answer that did not fit. Returns whether all of the answer is sent."""
         with self._lock:
             self._send()
             return not self.unsent
@@ -265,7 +265,10 @@ class Room:
         self._waiting: deque[tuple[LauncherConnection, int]] = deque()
 
     def take(self, who: LauncherConnection, size: int) -> bool:
-        """Whether `who` gets its bytes now. If not, it waits until `admitted` returns it."""
+        """Whether `who` gets its memory now.
+
+        If not, the request waits until `admitted` returns it.
+        """
         with self._lock:
             if self._waiting or size > self._free:
                 self._waiting.append((who, size))
@@ -286,7 +289,7 @@ class Room:
         return admitted
 
     def give_back(self, who: LauncherConnection) -> bool:
-        """Return the bytes that `who` has or waits for; whether other requests wait."""
+        """Take back the memory that `who` has or waits for. Returns whether other requests wait."""
         with self._lock:
             if who in self._held:
                 self._free += self._held.pop(who)
@@ -296,7 +299,7 @@ class Room:
             return bool(self._waiting)
 
     def was_left(self) -> bool:
-        """True once, SETTLE seconds after the last request returned its bytes."""
+        """Returns True once, SETTLE seconds after the last request returned its memory."""
         with self._lock:
             over = self._left is not None and time.monotonic() >= self._left + SETTLE
             if over:

@@ -139,7 +139,10 @@ class Workers:
 
     @property
     def problem(self) -> str:
-        """Why calls wait or will wait soon; "" while most workers are not stuck."""
+        """The reason if calls wait or will wait soon.
+
+        Returns "" while most workers are not stuck.
+        """
         stuck, limit = self.stuck, self.limit
         if not self.able:
             return (
@@ -175,7 +178,7 @@ class Workers:
 
     @property
     def _free(self) -> int:
-        """The number of free places; negative if jobs that waited work without one."""
+        """The number of free places. It is negative if jobs work without a place after a wait."""
         places = self._limit + min(len(self._stuck - self._aside), self._limit)
         return places - (len(self._doing) - len(self._aside))
 
