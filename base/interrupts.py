@@ -83,7 +83,10 @@ class Call:
         self._holding = _Holding()
 
     def end(self) -> bool:
-        """Interrupt the call, from any thread or signal handler. False if it is too late."""
+        """Interrupt the call, from any thread or signal handler.
+
+        Returns False if it is too late.
+        """
         with self._lock:
             if self._settled:
                 return False
@@ -119,7 +122,7 @@ def require_client() -> None:
 
 
 def hold() -> None:
-    """From here the call can no longer be interrupted.
+    """From now on the call cannot be interrupted.
 
     Raises Terminated if it was interrupted already or its client has gone; an ADD then undoes its
     work. The caller must hold its attachment's lock.

@@ -36,7 +36,7 @@ class StepThread:
 
     @abstractmethod
     def step(self) -> float:
-        """Do the pending work; return the seconds until there is more."""
+        """Do the pending work. Returns the seconds until the next step."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -49,7 +49,7 @@ class StepThread:
     def close(self) -> None:
         """Begin no more steps. May be called again.
 
-        A step that waits for an answer may be left running: its effect is that of a crash.
+        A step that waits for an answer may be left running. This is like a crash of the step.
         """
         self._ended.set()
         self.wake()
@@ -124,5 +124,8 @@ class Backoff:
 
 
 def boottime() -> float:
-    """Seconds since the machine booted, with suspend, in which `time.monotonic` stands still."""
+    """Seconds since the machine booted.
+
+    Counts the time of suspend, which `time.monotonic` does not count.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -35,7 +35,10 @@ def line(text: str) -> str:
 
 
 def without_middle(text: str, longest: int) -> str:
-    """The text; if it is longer than `longest` characters, its beginning and its end."""
+    """The text.
+
+    If it is longer than `longest` characters, only its beginning and its end are kept.
+    """
     if len(text) <= longest:
         return text
     end = longest // 4
