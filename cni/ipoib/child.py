@@ -176,7 +176,7 @@ def returned(host: Rtnetlink) -> list[Link]:
 
 
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:
-    """Raise CNIError 102 for the first difference, 7 if prevResult is missing."""
+    """Raise CNIError 102 for the first difference from prevResult, 7 if prevResult is missing."""
     expected = results.expected(request)
     record = results.recorded(journal, attachment, ChildRecord)
     with sandbox_of(request) as sandbox:
