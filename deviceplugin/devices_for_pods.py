@@ -36,7 +36,7 @@ class OfOtherPods(msgspec.Struct, frozen=True):
 
 
 def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
-    """The assigned devices that the pod with these `holdings` does not hold."""
+    """The assigned devices except those that the pod with these `holdings` has."""
     ids = _Ids(paths)
     own = {ids.device(hca.device) for hca in holdings.hcas} | set(map(ids.named_by, holdings.ids))
     return OfOtherPods(

@@ -219,7 +219,7 @@ def _keep_aside(paths: Paths) -> None:
 def age(allocation: Allocation, boot_id: str, now: datetime) -> float:
     """Seconds since the allocation; 0 if its time is in the future, since the clock was set.
 
-    Infinite without a valid time or from another boot: the kubelet has had time enough then.
+    The age is infinite if the allocation has no valid time or is of another boot.
     """
     try:
         seconds = (now - datetime.fromisoformat(allocation.time)).total_seconds()

@@ -94,7 +94,10 @@ class Service(StepThread):
         self._held.close()
 
     def step(self) -> float:
-        """Begin once there is a kubelet and no other device plugin. Then repeat what failed."""
+        """Begin once there is a kubelet and no other device plugin.
+
+        Later steps repeat failed work.
+        """
         if self._is_alone:
             if self._unserved is not None:
                 self._load_configuration()
