@@ -1,1 +1,1 @@
-"""Allocation: which nodes and variables a container gets, and which device ids it best gets."""
+"""Chooses device ids for a container, and the device nodes and variables that it gets."""

@@ -22,7 +22,8 @@ def inside(name: str) -> str:
 def gives_uverbs(pool: Pool, hca: HCA) -> bool:
     """Whether a container gets the HCA's verbs devices.
 
-    If some selectors of a pool have isRdma, HCAs that only the remaining ones match come without.
+    If some selectors of a pool have isRdma, an HCA that only the other selectors match gets no
+    verbs devices.
     """
     if not pool.config.rdma:
         return False

@@ -144,7 +144,10 @@ class _PreferenceSearch:
         return taken
 
     def _packed(self, size: int) -> Iterator[str]:
-        """As few HCAs as possible: one with enough ids if there is one, else the one with most."""
+        """Choose from as few HCAs as possible.
+
+        An HCA with enough ids is best, else the HCA with the most ids.
+        """
 
         def order(place: str) -> tuple[int, ...]:
             return (
@@ -163,7 +166,10 @@ class _PreferenceSearch:
             yield from [place] * number
 
     def _near(self, size: int) -> Iterator[str]:
-        """One HCA for each GPU at the least total cost; if too few, for different switches."""
+        """Choose one HCA for each GPU at the least total cost.
+
+        If there are too few ids, serve different switches.
+        """
         gpus = self._unserved()[:_EXACT]
         places = sorted(
             (place for place in self._free if not self._taken[place]), key=self._rank.__getitem__
@@ -195,7 +201,10 @@ class _PreferenceSearch:
         return gpus
 
     def _balanced(self, size: int) -> Iterator[str]:
-        """One at a time: every HCA once, near the GPUs if there are any, the switches in turn."""
+        """Choose one id at a time.
+
+        Each HCA is used once, near the GPUs if there are any, from the switches in turn.
+        """
         nearest = {
             place: min((self._cost(place, gpu) for gpu in self._gpus), default=0)
             for place in self._free
