@@ -72,7 +72,10 @@ def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str
 
 
 def _read(route: Rtnetlink, name: str, setting: str) -> bytes:
-    """The struct of a setting, without its command; of the features, the requested ones."""
+    """The struct of a setting, without its command.
+
+    Of the features only the requested ones are read.
+    """
     if setting != FEATURES:
         command = _COMMANDS[setting]
         return _ioctl(route, name, command.get, bytes(command.size - _COMMAND.size))

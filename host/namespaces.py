@@ -77,7 +77,7 @@ class NetworkNamespace:
 
     @property
     def identity(self) -> NetnsIdentity:
-        """A text that identifies the namespace among all of this boot (its cookie)."""
+        """A text (the cookie) that no other namespace of this boot has."""
         if self._identity is not None:
             return self._identity
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:

@@ -179,12 +179,14 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
 
 
 def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark) -> bool:
-    """Move the interface, `name` in the pod, to the host and restore its properties there.
+    """Move the interface, whose name in the pod is `name`, to the host.
 
-    Also restores an interface that is on the host already: half restored, or returned by a
-    namespace that died (then `pod` is `None`). After a failure, call it again to continue. Returns
-    False if the interface is in neither namespace. Raises NameTaken if another interface has its
-    name now; then it is on the host, marked, under a temporary name.
+    Restore its properties there.
+
+    The interface may be on the host already: half restored, or returned by a namespace that died
+    (then `pod` is `None`). After a failure, call it again to continue. Returns False if the
+    interface is in neither namespace. Raises NameTaken if another interface has its name now; then
+    it is on the host, marked, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
