@@ -142,7 +142,10 @@ class _Planning:
             self._planned[each.name] = _CHANGING
 
     def _plan_unused(self, group: Sequence[Ranged]) -> None:
-        """Plan one size for all: nothing is leased, so the decision may change."""
+        """Plan one size for all pools of the group.
+
+        No block is leased, so the decision may change.
+        """
         # An administrator's size goes before that of a definition, which any tenant writes.
         first = [each for each in group if not is_made(each.pool)] or group
         written = [each.pool.spec.block_size for each in first]

@@ -35,8 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReadDefinition(msgspec.Struct, frozen=True):
-    """The kept part of a definition: its metadata, its pools, and its mistake if any. Not its
-    configuration, whose size tenants choose."""
+    """The kept part of a definition: its metadata, its pools, and its mistake if any.
+
+    The configuration is not kept, because tenants choose its size.
+    """
 
     metadata: ServerMeta
     pools: Mapping[str, PoolSpec] = {}
@@ -195,8 +197,10 @@ class PoolMaker:
 
 
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
-    """Why another pool's name stands in the way. "fd00:1::/64" alone and "1::/64" of the network
-    name "fd00" both have "fd00-1--0-64"."""
+    """The reason why the pool's name is used by another pool.
+
+    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
+    """
     return (
         f"AddressPool {name} has the range {there.range}, and not {asked.range}: use another "
         '"network_name"'

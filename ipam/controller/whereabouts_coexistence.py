@@ -254,7 +254,10 @@ class Sharing:
         raise Conflict("patch IPPools: nodes of whereabouts change them all the time")
 
     def _complete(self, group: Mapping[str, AddressPool]) -> Sequence[IPPool]:
-        """All IPPools. Makes the missing one of each pool's range, before whereabouts does."""
+        """Returns all IPPools.
+
+        First makes a missing IPPool for the range of each pool, before whereabouts makes it.
+        """
         listed = list(self._listed(IPPool))
         namespaces = {each.metadata.namespace for each in listed} or {NAMESPACE}
         if len(namespaces) > 1:
