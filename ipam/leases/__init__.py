@@ -1,6 +1,6 @@
 """Addresses that are unique in a whole cluster: blocks of them, leased to nodes by the API server.
 
 `objects` are what the API server keeps, `block_layout` has their names. `lessee` leases, confirms
-and gives back, in one thread. docs/developers/protocol.md has the steps, and what follows from a
-crash at any point.
+and returns blocks, in one thread. docs/developers/protocol.md has the steps and the effects of a
+crash.
 """
