@@ -124,7 +124,9 @@ class Departure(StepThread):
 
 
 def left(paths: Paths, store: StoreFiles) -> str:
-    """What is left on the node: "2 attachments, 3 addresses". Returns "" if nothing is left.
+    """The attachments and addresses left on the node: "2 attachments, 3 addresses".
+
+    Returns "" if the node is empty.
 
     A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
     """
