@@ -175,7 +175,7 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
-    """By address, as the device plugin would offer them if it started now."""
+    """The GPUs by address, as the device plugin would offer them if it started now."""
     offers = {known.gpu.address: _Offer() for known in found}
     for config, mine in by_pool(node.config.gpus, found):
         if config.mode == "replicas":

@@ -114,7 +114,7 @@ class ThisNode:
 
     @cached_property
     def gone(self) -> list[HCA]:
-        """The HCAs that containers hold and that are gone."""
+        """The HCAs that containers hold, but that have left the node."""
         return self._inventory[1].missing(self.allocations)
 
     @cached_property
@@ -193,7 +193,10 @@ class ThisNode:
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:
-    """The label of the GPU at that address, numbered as in nvidia-smi; else the address."""
+    """The label of the GPU at that address, numbered as in nvidia-smi.
+
+    Returns the address if the GPU is unknown.
+    """
     addresses = [gpu.address for gpu in gpus]
     return f"GPU{addresses.index(address)}" if address in addresses else address
 
