@@ -87,7 +87,7 @@ def has_returned(path: Path) -> bool:
 
 
 def watch(directory: Path) -> WatchedFile:
-    """Log it when another project's file replaces a launcher, until `close`."""
+    """Log each replacement of a launcher by another project's file, until `close`."""
     ours: set[str] = set()
     logged: set[str] = set()
 
@@ -117,9 +117,9 @@ def locked(directory: Path) -> Iterator[None]:
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
     """Write executables to these paths, in this order; the caller holds `locked`.
 
-    Existing files are replaced; those in `kept` move to the path there. A runtime that starts an
-    executable meanwhile gets the old or the new file. All contents are on disk before the first
-    rename, so only a rename can fail halfway.
+    Existing files are replaced. An existing file that `kept` names moves to its path there instead.
+    A runtime that starts an executable meanwhile gets the old or the new file. All contents are on
+    disk before the first rename, so only a rename can fail halfway.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:

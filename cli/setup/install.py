@@ -4,7 +4,7 @@ With `--gpu` also the libraries that keep the limits of containers on GPUs
 (cli/setup/shim_files.py).
 
 `install` keeps another project's executable that has a name of ours, and `uninstall` puts it back
-(cli/setup/executables.py). Both check everything before they change anything.
+(cli/setup/executables.py). Both commands check everything before they change anything.
 """
 
 import argparse
