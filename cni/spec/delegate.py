@@ -166,7 +166,7 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the delegate and its children, one of which may hang and have its output open."""
+    """Kill the delegate and its children. A child may hang and keep the output open."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

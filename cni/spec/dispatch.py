@@ -1,8 +1,8 @@
 """From environment and standard input to one JSON document and an exit code.
 
 `answer` is the protocol without the process; the agent uses it, too. `serve` runs in a process for
-one call. There only `serve` writes to standard output, and SIGTERM ends the call, whose plugin then
-undoes its steps.
+one call. In this process only `serve` writes to standard output. SIGTERM ends the call, and its
+plugin undoes its steps.
 """
 
 import fcntl

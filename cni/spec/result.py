@@ -1,4 +1,4 @@
-"""Results: the newest version inside, any version at the edges.
+"""Results. Plugins use the newest version; only this module reads and writes other versions.
 
 `encode` writes a result in the runtime's version, `decode` reads a delegate's, `convert` a
 `prevResult`. The rules are the reference's (pkg/types/{020,040,100}), also for the 1.1 fields that
@@ -210,7 +210,7 @@ def decode(document: bytes, config_version: str) -> Result:
 
 
 def convert(document: object, config_version: str) -> Result:
-    """The same for a "prevResult", whose version must be of the configuration's family."""
+    """As `decode`, for a "prevResult". Its version must be of the configuration's family."""
     family = _family(config_version)
     return _read(partial(msgspec.convert, document), _ResultVersion, config_version, family)
 
