@@ -77,7 +77,10 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
 
 
 def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
-    """Whether the device's interface is InfiniBand's; without interface, whether its PF's is."""
+    """Whether the device's interface is of InfiniBand.
+
+    If the device has none, the PF's interface is used.
+    """
     names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
     found = (links.find(host, name) for name in names if name)
     link = next(filter(None, found), None)
@@ -90,7 +93,7 @@ def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
-    """`require_match` before the device is locked, but not for the pod's own device.
+    """Call `require_match` before the device is locked, except for the pod's own device.
 
     The numbers of the pod's own device may still differ until a dead attachment is detached.
     """

@@ -89,8 +89,8 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `vf` has the PF's settings for its VF, by key: "mac", "vlan", "vlanQoS", "vlanProto",
     "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "guid". A missing key leaves
-    the setting unchanged. The keys of a VLAN are all there or none of them, and so are those of the
-    rates.
+    the setting unchanged. The keys of a VLAN are all present or all missing. The same holds for the
+    keys of the rates.
     """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
@@ -176,7 +176,10 @@ def device_of(request: Request) -> Bdf:
 
 
 def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
-    """The device's address, or a device id that is not an address. The other one is ""."""
+    """A pair: the device's address, and the device id if it is not an address.
+
+    One of them is "".
+    """
     if by_key and len(set(by_key.values())) == 1:
         device_id = next(iter(by_key.values()))
         address = _address(device_id)
