@@ -1,1 +1,1 @@
-"""Pools: what configuration says, in three forms, and which HCAs are in which pool."""
+"""Pools: reads their configuration in three formats, and assigns HCAs to them."""

@@ -149,7 +149,10 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
 
 
 def _check_interval(parts: dict[str, Any], name: str) -> None:
-    """Changes are seen at once, so the interval has no effect; a wrong one is an error."""
+    """Changes are seen at once, so the interval has no effect.
+
+    An invalid interval is still an error.
+    """
     where = f"{name}: periodicUpdateInterval"
     if "periodicUpdateInterval" in parts and "configList" not in parts:
         raise DocumentError(f"{where}: goes with configList: remove it")
