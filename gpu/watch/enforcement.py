@@ -1,7 +1,7 @@
 """Reports or kills processes that use more memory of a GPU than the limit of their group.
 
 Over-use counts if two samples in a row show it. Only the driver's figures and the kernel's
-identification of processes count; tenants cannot influence them.
+identification of processes count, because tenants cannot change these.
 """
 
 import logging
