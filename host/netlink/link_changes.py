@@ -134,7 +134,7 @@ def down(link: Link) -> ChangeRequest:
 
 
 def flagged(link: Link, flags: int, mask: int) -> ChangeRequest:
-    """Set those IFF_* of `mask` that are in `flags`, and clear the rest of `mask`."""
+    """Set the IFF_* bits of `mask` that are in `flags`. Clear the other bits of `mask`."""
     words = " and ".join(
         f"{word} {'on' if flags & flag else 'off'}"
         for word, flag in links.FLAGS.items()
