@@ -61,7 +61,7 @@ class LeasedView:
     def why_unconfirmed(self) -> str:
         """The reason if this node's blocks give no address to a new pod.
 
-        Returns "" if they do, or if there is no block.
+        Returns "" if they do, or if the node has no blocks.
         """
         block, now = self._unconfirmed, self._looked_at
         if block is None:
