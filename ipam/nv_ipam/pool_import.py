@@ -252,9 +252,11 @@ def address_pool(pool: NvPool) -> AddressPool:
 
 
 class NvPools:
-    """Makes and updates an AddressPool for each pool of nv-ipam: the memory of one leader. `items`
-    returns the known pools, `close` stops following them. `kept_out` has the addresses that no pod
-    gets, by AddressPool; none if two pools share it."""
+    """Makes and updates an AddressPool for each pool of nv-ipam. Each leader has its own object.
+
+    `items` returns the known pools, `close` stops following them. `kept_out` has the addresses that
+    no pod gets, by AddressPool. An AddressPool that two pools share has no such addresses.
+    """
 
     def __init__(
         self,
@@ -269,7 +271,8 @@ class NvPools:
 
     def keep(self, pools: dict[str, AddressPool], reports: "Reports", steps: "Steps") -> int:
         """Bring the AddressPools up to date, on the API server and in `pools`; returns how many
-        pools get none. Of pools with one range, the oldest decides."""
+        pools get none. If several pools have the same range, the oldest pool decides.
+        """
         wanted: dict[str, tuple[NvPool, AddressPool]] = {}
         self.kept_out = {}
         unusable = 0

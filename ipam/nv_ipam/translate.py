@@ -128,7 +128,10 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
 def _requested(
     of_runtime: Sequence[str], of_pod: Sequence[str], arguments: Arguments
 ) -> tuple[tuple[str, int], ...]:
-    """The first of the three ways that is used; a prefix length is not looked at, as there."""
+    """The request by the first of the three ways that is used.
+
+    A prefix length is ignored, as in nv-ipam.
+    """
     where, ips, code = "runtimeConfig.ips", of_runtime, Code.INVALID_CONFIG
     if not ips:
         where, ips = "args.cni.ips", of_pod
@@ -225,7 +228,7 @@ class PoolRange(Range, frozen=True, kw_only=True):
     is_gateway: bool = False
 
     def restricted(self, intervals: Iterable[Interval]) -> Range:
-        """See Range.restricted: in the network of the first of these addresses."""
+        """As Range.restricted, in the network of the first of these addresses."""
         parts = merged(part for interval in intervals for part in self.within(interval))
         network = self.pool.prefix_at(parts[0].first if parts else self.first)
         whole = Range(
