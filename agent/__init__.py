@@ -5,5 +5,5 @@
 - `leasing` runs the lessee of addresses, `gpu_limits` the limits of GPUs, `policies` the rules.
 - `leave_node` removes everything when podfabric leaves the node.
 
-The agent does not depend on what a plugin does.
+The agent calls every plugin through the same interface (`cni.spec.plugin`).
 """

@@ -1,4 +1,4 @@
-"""The agent's part of GPUs: their health, and limits for containers that have parts of them.
+"""Watches the health of GPUs, and the limits of containers that have parts of GPUs.
 
 The modules are loaded when the first pool of GPUs is configured.
 """
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 class AgentGpuLimits:
     """Keeps the limits of containers, for the device plugin's `Service`, which calls the methods.
 
-    `tenants` returns the containers that hold parts of GPUs, `limited` the GPUs that are given in
-    parts.
+    `tenants` returns the containers that hold parts of GPUs. `limited` returns the GPUs of which
+    containers may get parts.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class AgentGpuLimits:
         )
 
     def start(self) -> None:
-        """Called when the device plugin has its allocations. Again it does nothing."""
+        """Called when the device plugin has its allocations. A second call does nothing."""
         if self._service is not None and self._limits:
             self._service.start()
 

@@ -42,8 +42,8 @@ def lessee_of(
 ) -> "Lessee | None":
     """The lessee, not started yet. Returns `None` on a node with its own addresses.
 
-    Also returns `None` without an API server: the log has the reason, and ADD fails with the
-    remedy.
+    Also returns `None` if there is no API server. The log then has the reason. Each ADD fails, and
+    its error has the remedy.
     """
     if settings.scope != "cluster":
         return None

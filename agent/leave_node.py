@@ -3,7 +3,7 @@
 `podfabric agent --until-empty` serves calls that detach, and containers with parts of GPUs, until
 the node has had no attachment, no address and no such container for a while. Then it removes the
 launchers and podfabric's files. A file records that the removal has begun, so that the next agent
-finishes the removal after a kill: half of the files are worth nothing.
+finishes the removal after a kill.
 """
 
 import logging
@@ -38,7 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 def gpu_holders(paths: Paths) -> int:
-    """How many containers have parts of GPUs with limits; 1 while that cannot be read."""
+    """How many containers have parts of GPUs with limits.
+
+    Returns 1 while the checkpoint cannot be read.
+    """
     try:
         allocations = checkpoint.read(paths).allocations
     except CheckpointUnreadable:
@@ -121,7 +124,9 @@ class Departure(StepThread):
 
 
 def left(paths: Paths, store: StoreFiles) -> str:
-    """The remainder on the node: "2 attachments, 3 addresses"; "" if there is nothing.
+    """The attachments and addresses left on the node: "2 attachments, 3 addresses".
+
+    Returns "" if the node is empty.
 
     A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
     """
@@ -149,9 +154,10 @@ def removal_has_begun(paths: Paths) -> bool:
 def remove(
     paths: Paths, uninstall: Callable[[Path], Iterable[str]], over: Callable[[], bool]
 ) -> None:
-    """Remove launchers and files. After a failure it tries again, until `over`.
+    """Remove launchers and files. After a failure, try again until `over` returns true.
 
-    The caller holds the lock of the node's agent, whose file goes last, and has closed the store.
+    The caller has closed the store and holds the lock of the node's agent. The file of this lock is
+    removed last.
     """
     problems = Problems(_log)
     while not over():
@@ -171,7 +177,10 @@ def remove(
 
 
 def remove_state(paths: Paths) -> None:
-    """Remove podfabric's files except the lock, last the mark of a removal. Raises OSError."""
+    """Remove podfabric's files except the lock. The mark of the removal goes last.
+
+    Raises OSError.
+    """
     begun = paths.state / _BEGUN
     # Containers with a part of a GPU keep their mounts of the last two.
     gpu = (paths.shims.parent, paths.run / "gpu")
@@ -187,7 +196,7 @@ def remove_state(paths: Paths) -> None:
 
 
 def remove_directories(paths: Paths) -> None:
-    """Remove the directories of podfabric's files if they are empty, but no mount points."""
+    """Remove the empty directories of podfabric's files. Mount points stay."""
     for directory in (paths.state, paths.run):
         with suppress(OSError):
             directory.rmdir()

@@ -1,4 +1,4 @@
-"""The rules of the node and of the cluster for an agent's plugins; counts and reports denials."""
+"""Gives an agent's plugins the rules of the node and of the cluster. Counts and reports denials."""
 
 import os
 import re
@@ -34,7 +34,8 @@ _KEY = re.compile(r"[A-Za-z_.]{1,64}")
 class AgentPolicies:
     """`source` has the rules for the plugins; `failed` counts and reports denials.
 
-    `node` returns the rules of config.yaml. `start` follows the cluster's rules, if these say so.
+    `node` returns the rules of config.yaml. `start` follows the cluster's rules if config.yaml asks
+    for it.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 def has_turn(
     lock: Path, held: ExitStack, stand_by: Callable[[], object], is_stopping: Callable[[], bool]
 ) -> bool:
-    """Wait for the lock of the agent that listens, and hold it; False if the process stops first.
+    """Take the lock of the agent that listens. Returns False if the process stops first.
 
     Calls `stand_by` if another agent has the lock.
     """
@@ -78,12 +78,12 @@ def remove_dead(run: Path) -> None:
 
 
 def states(run: Path) -> list[str]:
-    """The states of the living agents that have the mounts of this process."""
+    """The states of the living agents in the mount namespace of this process."""
     return list(_living(run, f"{_mounts()}-"))
 
 
 def others(run: Path, state: str) -> bool:
-    """Whether a living agent of the node has that state, with any mounts."""
+    """Whether a living agent of the node has that state, in any mount namespace."""
     return state in _living(run, "")
 
 
@@ -95,9 +95,9 @@ def _living(run: Path, of: str) -> Iterator[str]:
 
 
 def _locked(path: Path, state: str) -> LockFile:
-    """Lock the file before it gets its name.
+    """Lock the new file under a hidden name, then rename it.
 
-    Until it is locked another agent that starts may take the file for a dead one's, and remove it.
+    An agent that starts removes unlocked files under visible names, as files of dead agents.
     """
     hidden = path.with_name(f".{path.name}")
     lock = LockFile(hidden, "this agent", keep=True)
@@ -138,7 +138,7 @@ def _lives(path: Path) -> bool:
 
 
 def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send states such as "READY=1" to the service manager; whether they were sent.
+    """Send states such as "READY=1" to the service manager. Returns whether they were sent.
 
     Safe in a signal handler.
     """

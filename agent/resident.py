@@ -72,7 +72,7 @@ def run(
     leaving: Leaving | None = None,
     watch: Callable[[Path], WatchedFile] | None = None,
 ) -> int:
-    """Serve until SIGTERM; the exit code. `extra` replaces or adds plugins.
+    """Serve until SIGTERM. Returns the exit code. `extra` replaces or adds plugins.
 
     `watch` watches whether a directory still has podfabric's executables.
     """
@@ -105,7 +105,7 @@ def run(
 
 
 class Agent:
-    """All parts of the agent, connected. `stack` closes them."""
+    """All parts of the agent, connected. The exit of `stack` closes the parts."""
 
     def __init__(
         self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None
@@ -215,7 +215,7 @@ class Agent:
         return [metrics.devices(plugin.states(), plugin.held())] if plugin else []
 
     def wait(self) -> bool:
-        """Wait until no other agent of the node listens; False if SIGTERM comes first."""
+        """Wait until no other agent of the node listens. Returns False if SIGTERM comes first."""
         path, stand_by = self._paths.agent_lock, self._stand_by
         if not presence.has_turn(path, self._turn, stand_by, lambda: self._stopping):
             return False
@@ -272,7 +272,7 @@ class Agent:
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
-        """The socket. Its file stays at the end: it means that there will be an agent again."""
+        """The socket. Its file stays at the end, so that launchers wait for the next agent."""
         path = self._paths.agent_socket
         try:
             listener = unix_socket.listen(path, BACKLOG)

@@ -11,7 +11,7 @@
 The file is YAML or JSON and may be missing: every key has a default. The text of a mistake names
 the file, the key and the remedy. A mistake affects only its section, whose last correct settings
 stay. If there are none since the start, `agent` has its defaults, and a call that needs `policy` or
-`ipam` fails. A mistake outside of all sections counts for each of them.
+`ipam` fails. A mistake outside of all sections affects each section.
 """
 
 import logging
@@ -70,8 +70,8 @@ AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys for the start of 
 class Loaded(NamedTuple):
     """The content of the file.
 
-    `mistakes` has, by section, why a section cannot be used. `unread` has those of these sections
-    that could never be read: `settings` has their defaults.
+    `mistakes` has the reason for each section that cannot be used. `unread` has the sections that
+    were never read without a mistake. `settings` has the defaults of these sections.
     """
 
     settings: Settings
@@ -92,7 +92,7 @@ NOTHING = Loaded(Settings(), unread=frozenset(SECTIONS))  # before the file was 
 
 
 def load(path: Path, before: Loaded = NOTHING) -> Loaded:
-    """Read the file; the defaults if it is missing. `before` was read last."""
+    """Read the file. Returns the defaults if the file is missing. `before` was read last."""
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -106,7 +106,7 @@ def load(path: Path, before: Loaded = NOTHING) -> Loaded:
 
 
 def parse(content: bytes, name: str, before: Loaded = NOTHING) -> Loaded:
-    """Read a file's content. `name` is for the texts of mistakes."""
+    """Read a file's content. The text of each mistake names the file by `name`."""
     try:
         whole = documents.mapping(documents.decode(content, name), name)
         for key in whole:
@@ -151,7 +151,8 @@ def _kept(
 def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int] | None:
     """The unix socket's path, or address and port, in `listen`; `None` if that is empty.
 
-    Raises ValueError with the remedy if it is wrong, or is not `local` to this machine and must be.
+    Raises ValueError with the remedy if `listen` is not valid. If `local`, only loopback addresses
+    and unix sockets are valid.
     """
     if not listen:
         return None
@@ -191,7 +192,7 @@ def reload(path: Path, before: Loaded) -> Loaded:
 
 
 def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) -> None:
-    """Log each mistake once, and what counts until it is corrected."""
+    """Log each mistake once, with the settings that apply until the mistake is corrected."""
     sections: dict[str, list[str]] = {}
     for section, text in loaded.mistakes.items():
         if known.get(section) != text:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @lru_cache(1024)  # a call reads the same few several times
 def address(written: str) -> IPAddress:
-    """An IPv4 or IPv6 address without a zone; an IPv4-mapped one as IPv4. Raises ValueError."""
+    """An IPv4 or IPv6 address without a zone. An IPv4-mapped address becomes IPv4.
+
+    Raises ValueError.
+    """
     try:
         found = IPAddress(written, 6 if ":" in written else 4)
     except (AddrFormatError, ValueError):
@@ -28,7 +31,7 @@ def address(written: str) -> IPAddress:
 
 @lru_cache(1024)
 def network(written: str) -> IPNetwork:
-    """`10.0.0.5/24`: its `ip` is that address, its `cidr` the network. Raises ValueError."""
+    """The network `10.0.0.5/24`: `ip` is the address, `cidr` the network. Raises ValueError."""
     host, slash, length = written.partition("/")
     if not slash:
         raise ValueError(f"invalid CIDR {written}: no prefix length, as in {written}/24")

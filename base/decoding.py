@@ -1,7 +1,7 @@
 """Decodes JSON that a tenant, another program or a torn write may have made.
 
-msgspec raises three kinds of errors for text that it cannot read. Here they are one, so that no
-caller misses one: an uncaught RecursionError ends a loop.
+msgspec raises three kinds of errors for text that it cannot read. This module raises one kind, so
+that no caller forgets another. An uncaught RecursionError would end a loop.
 """
 
 from contextlib import suppress

@@ -99,9 +99,9 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 def append(path: str, content: bytes) -> bool:
     """Add `content` to the end of a file. Returns False if the file does not exist.
 
-    A kill of the process after the return loses nothing. After a kill before it, or after a power
-    cut, the file may end with a part of `content` or with zeros. Raises OSError, which names the
-    file; then the file is unchanged.
+    After the return, a kill of the process loses nothing. If the process is killed before the
+    return, or after a power cut, the file may end with a part of `content` or with zeros. Raises
+    OSError, which names the file; then the file is unchanged.
     """
     try:
         descriptor = os.open(path, _APPENDING)
@@ -140,7 +140,10 @@ def read(path: str) -> bytes:
 
 
 def version(file: Path | str | int) -> tuple[int, ...]:
-    """Numbers that change with the file at a path or descriptor. On failure: the errno alone."""
+    """Numbers that change with the file at a path or descriptor.
+
+    Returns only the errno on failure.
+    """
     try:
         status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
     except OSError as error:
@@ -151,7 +154,7 @@ def version(file: Path | str | int) -> tuple[int, ...]:
 def remove(path: Path | str, *, durable: bool = True) -> None:
     """Remove the file at `path` and a killed writer's temporary file, if they exist.
 
-    A removal that is not `durable` may be undone by a power cut.
+    If not `durable`, a power cut may undo the removal.
     """
     try:
         directory = os.open(os.path.dirname(path), _DIRECTORY) if durable else -1  # noqa: PTH120
@@ -169,7 +172,7 @@ def remove(path: Path | str, *, durable: bool = True) -> None:
 
 
 def create(path: str, flags: int, mode: int) -> int:
-    """A descriptor of the file, which is made if necessary, with the directories above it."""
+    """Open the file. If `flags` has O_CREAT, missing directories above the file are made too."""
     try:
         return os.open(path, flags, mode)
     except FileNotFoundError:

@@ -4,11 +4,11 @@ Another thread, or a signal handler of a process that serves one call, ends the 
 its client has hung up, its deadline is over, or SIGTERM came. Python cannot interrupt a thread, so
 the call checks for this at each `checkpoint`.
 
-A call asks the kernel whether its client is still connected, under the attachment's lock: with
-`require_client` before the work and with `hold` after it. A runtime sends DEL only after the ADD's
-launcher has ended. The kernel closes the launcher's connection before the runtime sees that end,
-and the DEL waits for the same lock. So no DEL has followed an ADD that still has its client at
-`hold`. An ADD without a client is undone before the DEL reads the journal.
+Under the attachment's lock, a call asks the kernel twice whether its client is still connected.
+`require_client` does this before the work, `hold` after the work. A runtime sends DEL only after
+the ADD's launcher has ended. The kernel closes the launcher's connection before the runtime sees
+that end, and the DEL waits for the same lock. So no DEL has followed an ADD that still has its
+client at `hold`. An ADD without a client is undone before the DEL reads the journal.
 """
 
 import threading
@@ -83,7 +83,10 @@ class Call:
         self._holding = _Holding()
 
     def end(self) -> bool:
-        """Interrupt the call, from any thread or signal handler. False if it is too late."""
+        """Interrupt the call, from any thread or signal handler.
+
+        Returns False if it is too late.
+        """
         with self._lock:
             if self._settled:
                 return False
@@ -119,7 +122,7 @@ def require_client() -> None:
 
 
 def hold() -> None:
-    """From here the call can no longer be interrupted.
+    """From now on the call cannot be interrupted.
 
     Raises Terminated if it was interrupted already or its client has gone; an ADD then undoes its
     work. The caller must hold its attachment's lock.

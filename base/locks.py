@@ -1,4 +1,7 @@
-"""Lock files: one call at a time, on this node, for the thing that a file stands for.
+"""Lock files.
+
+While a call holds a file's lock, no other call of this node uses the thing that the file stands
+for.
 
 filelock locks open descriptors, so the kernel releases a lock when its holder dies. filelock's own
 lock objects would double the cost of an address (docs/developers/design.md).
@@ -33,9 +36,9 @@ class LockFile:
         timeout: seconds to wait for another holder; with 0 there is one attempt.
         keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
             that no files accumulate, and a waiter opens a new one.
-        stay_open: keep the file open between two uses, until `close`. It is opened again if
-            another file has its path by then. One thread at a time may use the object.
-        pause: seconds between two attempts at first; they double up to `longest_pause`.
+        stay_open: keep the file open between two uses, until `close`. If another file is at the
+        path, that file is opened. One thread at a time may use the object. pause: seconds between
+        two attempts at first; they double up to `longest_pause`.
 
     `with` raises Busy after `timeout`, OSError if the file cannot be used, Terminated if the call
     ends. `descriptor` is the file's while the lock is held.
@@ -61,7 +64,7 @@ class LockFile:
         self.descriptor = -1
 
     def acquire(self, timeout: float | None = None) -> None:
-        """Wait for the lock, by default `timeout`. Raises Busy, OSError, Terminated."""
+        """Wait for the lock up to `timeout` seconds. Raises Busy, OSError, Terminated."""
         interrupts.checkpoint()
         seconds = self._timeout if timeout is None else timeout
         locked = self._attempt()
@@ -97,7 +100,7 @@ class LockFile:
         self.release()
 
     def _attempt(self) -> bool:
-        """Open the file and lock it; False if another process or thread has the lock."""
+        """Open the file and lock it. Returns False if another process or thread has the lock."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
             descriptor = files.create(self._path, _FLAGS, 0o600)

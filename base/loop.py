@@ -1,7 +1,7 @@
 """Threads that repeat a step, with their pauses and their clock.
 
-A defect in one step does not end such a loop. But a loop whose steps only fail must be seen: the
-health of the process uses `failing`.
+A defect in one step does not end such a loop. The process reports itself unhealthy if all steps of
+a loop fail (`failing`).
 """
 
 import logging
@@ -36,20 +36,20 @@ class StepThread:
 
     @abstractmethod
     def step(self) -> float:
-        """Do the pending work; return the seconds until there is more."""
+        """Do the pending work. Returns the seconds until the next step."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Run the next step now. From any thread."""
+        """Run the next step now. Any thread may call this."""
         self._woken.set()
 
     def close(self) -> None:
         """Begin no more steps. May be called again.
 
-        A step that waits for an answer may be left running: its effect is that of a crash.
+        A step that waits for an answer may be left running. This is like a crash of the step.
         """
         self._ended.set()
         self.wake()
@@ -71,7 +71,7 @@ class StepThread:
         worked(self._name)
 
     def _failed(self, error: Exception) -> float:
-        """Log an error of a step, unless it is the last one again; return the seconds to rest."""
+        """Log an error of a step unless the last error was equal. Returns the seconds to rest."""
         defect = f"{type(error).__name__}: {error}"
         if defect != self._defect:
             _log.exception("%s: a step failed (tried again)", self._name)
@@ -124,5 +124,8 @@ class Backoff:
 
 
 def boottime() -> float:
-    """Seconds since the machine booted, with suspend, in which `time.monotonic` stands still."""
+    """Seconds since the machine booted.
+
+    Counts the time of suspend, which `time.monotonic` does not count.
+    """
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -38,7 +38,7 @@ class Problems:
 
 
 class Seldom:
-    """Limits how often a message is logged that a tenant can cause. Any thread may use it."""
+    """Limits how often the log repeats a message that a tenant can cause. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Makes foreign text fit for one line of a log, and finds the intended key."""
+"""Makes a printable line of foreign text, and finds the valid key nearest to a wrong one."""
 
 import re
 from collections.abc import Collection
@@ -35,7 +35,10 @@ def line(text: str) -> str:
 
 
 def without_middle(text: str, longest: int) -> str:
-    """The text; if it is longer than `longest` characters, its beginning and its end."""
+    """The text.
+
+    If it is longer than `longest` characters, only its beginning and its end are kept.
+    """
     if len(text) <= longest:
         return text
     end = longest // 4

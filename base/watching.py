@@ -58,7 +58,7 @@ class Waker:
                 os.eventfd_write(self._event, 1)
 
     def follow(self, directories: Iterable[Path]) -> None:
-        """Watch the directories that have these names now. Call again if they are replaced."""
+        """Watch these directories. Call this again after a directory is replaced."""
         if self._inotify is None:
             return
         for path in directories:

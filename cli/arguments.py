@@ -9,7 +9,7 @@ from base.text import resembling
 
 
 class Parser(ArgumentParser):
-    """Its errors have the usage of the wrong command, and the nearest right word."""
+    """Its errors show the usage of the command with the error, and the nearest valid word."""
 
     def parse_known_args(  # type: ignore[override] # typeshed has overloads for namespaces
         self, args: Iterable[str] | None = None, namespace: Namespace | None = None
@@ -36,7 +36,10 @@ class Parser(ArgumentParser):
 
 
 def meant(word: str, valid: Collection[str]) -> str:
-    """The end of an error's text: the nearest valid word; "" if none is near."""
+    """A question for the end of an error, with the nearest valid word.
+
+    Returns "" if no word is near.
+    """
     nearest = resembling(word, valid)
     return f': did you mean "{nearest}"?' if nearest else ""
 

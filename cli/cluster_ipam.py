@@ -148,7 +148,7 @@ def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
 
 
 def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
-    """Free the blocks except those of machines that run; the exit code."""
+    """Free the blocks except those of machines that run. Returns the exit code."""
     machines = Machines(all_nodes(api), api.list(AddressBlock).items)
     standings = [(block, machines.standing(block.holder)) for block in blocks]
     replaced = {
@@ -182,7 +182,10 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
 
 
 def _freed(block: AddressBlock, api: ClusterApi) -> bool:
-    """Free a block; False if it keeps changing, which shows that its holder is alive."""
+    """Free a block.
+
+    Returns False if the block keeps changing, which shows that its holder is alive.
+    """
     uid = block.metadata.uid
     for _ in range(ATTEMPTS):
         try:

@@ -62,7 +62,7 @@ class _Version(argparse.Action):
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the command line `words`; the exit code, 2 if it is wrong."""
+    """Run the command line `words`. Returns the exit code, which is 2 for a wrong command line."""
     if words[:1] == ["device-plugin"]:  # its flags are written as Go's, which argparse cannot read
         return device_plugin.run(words[1:])
     parser = Parser(

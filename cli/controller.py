@@ -158,7 +158,7 @@ def _open(
 
 
 def _until_it_fails(serve: Callable[[], None], ended: SimpleQueue[None]) -> None:
-    """End the process with its loop, so that the kubelet starts another."""
+    """End the process when the loop ends, so that the kubelet starts a new process."""
     try:
         serve()
     finally:

@@ -1,4 +1,4 @@
-"""`podfabric devices`: the HCAs and GPUs of the node, which pools offer them, or why none does."""
+"""`podfabric devices`: the node's HCAs and GPUs, each with its pools or a reason."""
 
 import argparse
 import os

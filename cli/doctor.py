@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; 1 if a check failed."""
+    """Print the findings. Returns exit code 1 if a check failed."""
     findings = examine(ThisNode(Paths.from_environ(os.environ), tolerant=True))
     if arguments.output != "table":
         output.document(findings)

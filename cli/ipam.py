@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _existing(paths: Paths) -> SqliteStore:
-    """The store, which an agent makes with its first address.
+    """The existing store. An agent makes the store before it gives its first address.
 
     Raises CNIError 5 in a directory that is not this node's, where no command may make a store.
     """

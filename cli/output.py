@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 class Table(msgspec.Struct, frozen=True):
     """Rows of as many cells as there are headers; an empty cell is shown as "-".
 
-    `folded` is for sentences: on a terminal they are folded to its width.
+    If `folded`, long cells are wrapped to the width of the terminal.
     """
 
     headers: Sequence[str]
@@ -56,7 +56,10 @@ def document(value: object) -> None:
 
 
 def show(*parts: Table | Lines) -> None:
-    """Print tables and paragraphs, separated by empty lines. Empty ones are left out."""
+    """Print tables and paragraphs, separated by empty lines.
+
+    Leaves out tables and paragraphs without content.
+    """
     from rich.console import Console
     from rich.text import Text
 

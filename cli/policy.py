@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the verdicts; 1 if a plugin is refused or a file cannot be read."""
+    """Print the verdicts. Returns exit code 1 if a plugin is refused or a file cannot be read."""
     found = CheckInput()
     try:
         for path in arguments.files:

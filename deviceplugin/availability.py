@@ -25,10 +25,10 @@ def unavailable(
 ) -> dict[str, str]:
     """The ids that may not be allocated, with the reason.
 
-    `reports` come from `Health` and cover all HCAs. With `None` only other holders count, and
-    outdated nodes of an id's own holder. `held` has the pool's allocations by id; `elsewhere` comes
-    from `held_elsewhere`. An id of several HCAs needs one that is healthy: its holder gets the
-    healthy ones.
+    `reports` come from `Health` and cover all HCAs. If `reports` is `None`, only two reasons count:
+    another holder, and outdated device nodes of the id's own holder. `held` has the pool's
+    allocations by id; `elsewhere` comes from `held_elsewhere`. An id of several HCAs needs one that
+    is healthy: its holder gets the healthy ones.
     """
     taken = {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
     faults: dict[str, str | None] = {}
@@ -73,7 +73,7 @@ def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, s
 
 
 def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None:
-    """Why an HCA does not work for a holder of the pool, or `None`."""
+    """The reason if an HCA does not work for a holder of the pool, or `None`."""
     report = reports.get(hca.id)
     if report == GONE:
         return report
@@ -122,7 +122,7 @@ def changes(
 def _of_earlier_configuration(
     pool: Pool, held: Mapping[str, Allocation]
 ) -> Iterator[tuple[str, str]]:
-    """HCAs held by an id that the pool does not have any more and that excludes other holders."""
+    """HCAs whose holder excludes other holders, and has an id that the pool no longer has."""
     for device_id, allocation in held.items():
         if pool.slot(device_id) is not None:
             continue
@@ -137,7 +137,7 @@ def _is_held_by(hca_id: str, holder: str) -> str:
 
 
 def _stale(pool: Pool, allocation: Allocation) -> str | None:
-    """Why the holder's device nodes no longer belong to the HCA, or `None` if they do.
+    """The reason if the holder's device nodes no longer belong to the HCA, or `None`.
 
     The kubelet gives a restarted container the nodes of its first start, which may be another HCA's
     now. A CDI name stands for the current nodes.

@@ -101,7 +101,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive(self) -> bool:
-        """Whether the holder has its HCA alone: the id is then the HCA's own id."""
+        """Whether no other container may hold the HCA. The device id is then the HCA's own id."""
         return [device.id for device in self.devices] == [self.id]
 
 
@@ -130,7 +130,10 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodedAllocation(NamedTuple):
-    """An encoded allocation. Kept, since most do not change between two writes."""
+    """An encoded allocation.
+
+    It is kept, because most allocations do not change between two writes.
+    """
 
     stored: msgspec.Raw
     hcas: tuple[tuple[str, msgspec.Raw], ...]  # items of CheckpointFile.hcas

@@ -1,4 +1,4 @@
-"""Which devices of this node are for pods: a pool offers them, or a pod holds them.
+"""Finds the devices of this node that are for pods: a pool offers them, or a pod holds them.
 
 The sources are the device plugin's checkpoint and the kubelet's own, which has the ids of all
 device plugins of the node. Attaching such a device to another pod would take it from its holder, or
@@ -36,7 +36,7 @@ class OfOtherPods(msgspec.Struct, frozen=True):
 
 
 def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
-    """The assigned devices that the pod with these `holdings` does not hold."""
+    """The assigned devices except those that the pod with these `holdings` has."""
     ids = _Ids(paths)
     own = {ids.device(hca.device) for hca in holdings.hcas} | set(map(ids.named_by, holdings.ids))
     return OfOtherPods(

@@ -57,7 +57,7 @@ class Inventory:
         return {hca_id: self._hcas[hca_id] for hca_id in requested if hca_id in self._hcas}
 
     def missing(self, allocations: Iterable[Allocation]) -> list[HCA]:
-        """The HCAs that are held and absent, as last seen, without RDMA devices."""
+        """Held HCAs that have left the node. They are shown as last seen, without RDMA devices."""
         held = {device.id: device for entry in allocations for device in entry.devices}
         return [self._remembered(held[hca_id]) for hca_id in sorted(held.keys() - self._hcas)]
 

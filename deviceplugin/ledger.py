@@ -93,7 +93,10 @@ class Ledger:
         }
 
     def loads(self, free: Collection[AllocationKey] = ()) -> Counter[str]:
-        """How many allocations each HCA has, over all resources. Those in `free` do not count."""
+        """How many allocations each HCA has, over all resources.
+
+        Allocations in `free` do not count.
+        """
         return Counter(
             device.id
             for allocation in self.allocations()
@@ -130,8 +133,8 @@ class Ledger:
     ) -> None:
         """Record allocations that only the kubelet has, by device id. Raises OSError.
 
-        An existing allocation is replaced only if it is the one in `replaceable`: an Allocate may
-        have recorded another one since the caller looked.
+        An existing allocation is replaced only if `replaceable` has this very object. Otherwise an
+        Allocate has recorded a newer allocation since the caller read the ledger.
         """
         with self._lock:
             self._add(
@@ -216,7 +219,7 @@ def _keep_aside(paths: Paths) -> None:
 def age(allocation: Allocation, boot_id: str, now: datetime) -> float:
     """Seconds since the allocation; 0 if its time is in the future, since the clock was set.
 
-    Infinite without a valid time or from another boot: the kubelet has had time enough then.
+    The age is infinite if the allocation has no valid time or is of another boot.
     """
     try:
         seconds = (now - datetime.fromisoformat(allocation.time)).total_seconds()

@@ -148,7 +148,7 @@ def _hca_of(device_id: str) -> str:
 def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None:
     """Raise Stale if the HCA's verbs devices are not those that the container was given.
 
-    `names` are the current RDMA devices of the HCA, or those that matter.
+    `names` are the current RDMA devices of the HCA, or some of them. Only these are compared.
     """
     every = pci.uverbs_numbers(paths)
     now = {name: every[name] for name in names if name in every}

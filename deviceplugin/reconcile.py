@@ -64,7 +64,9 @@ class Reconciler:
     def reconcile(
         self, services: Mapping[str, PoolService], servers: Mapping[str, PluginServer]
     ) -> bool:
-        """Adopt ids that only the kubelet has, drop ids that it lacks; True if there was any.
+        """Adopt ids that only the kubelet has, and drop ids that it lacks.
+
+        Returns True if anything changed.
 
         The kubelet frees a pod's devices in memory and writes that down later, so its checkpoint
         may keep ids that PodResources lacks. The `servers` then send their lists again: with each
@@ -243,7 +245,7 @@ def _hcas(
     row: PodDevices,
     own: Mapping[str, AbstractSet[str]],
 ) -> Sequence[HCA]:
-    """The HCAs of an id: by the pool's slot, else by the id's text, else by the row's nodes.
+    """Find the HCAs of an id by the pool's slot, else by the id's text, else by the row's nodes.
 
     If these give none, an id of mode "all" stands for the whole pool. Where the container has CDI
     names, only the HCAs of these names count.
@@ -264,7 +266,10 @@ def _hcas(
 def _with_nodes_of_holder(
     device: AllocatedHCA, nodes: Collection[str], former: list[AllocatedNode]
 ) -> AllocatedHCA:
-    """The entry with the holder's nodes; one of `former` replaces each that it lacks."""
+    """The entry with the holder's nodes.
+
+    A node of `former` replaces each node that the holder lacks.
+    """
 
     def own(rdma: AllocatedRdmaDevice) -> AllocatedRdmaDevice:
         uverbs = current.uverbs_of(rdma)
@@ -277,7 +282,10 @@ def _with_nodes_of_holder(
 
 
 def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
-    """The devices of which the holder has nodes; all of them if it has none of any."""
+    """The devices whose nodes the holder has.
+
+    Returns all devices if the holder has no such node.
+    """
     with_nodes = tuple(
         device
         for device in devices

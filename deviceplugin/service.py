@@ -38,8 +38,8 @@ class Service(StepThread):
 
     Loads it again whenever `file` changes. Calls `pods_known` with the kubelet's pods after each
     comparison with the kubelet. `gpu_limits` keeps the limits of containers that have parts of
-    GPUs; `close` closes it. With `leaving`, only these containers are served. Calls `mistaken` with
-    each mistake in the configuration.
+    GPUs; `close` closes it. If `leaving`, only containers that have parts of GPUs already are
+    served. Calls `mistaken` with each mistake in the configuration.
     """
 
     def __init__(
@@ -94,7 +94,10 @@ class Service(StepThread):
         self._held.close()
 
     def step(self) -> float:
-        """Begin once there is a kubelet and no other device plugin. Then repeat what failed."""
+        """Begin once there is a kubelet and no other device plugin.
+
+        Later steps repeat failed work.
+        """
         if self._is_alone:
             if self._unserved is not None:
                 self._load_configuration()

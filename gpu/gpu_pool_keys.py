@@ -1,4 +1,4 @@
-"""Reads `gpus` and `gpuLimits` of config.yaml (docs/use/gpus.md, docs/use/gpus.md)."""
+"""Reads `gpus` and `gpuLimits` of config.yaml (docs/use/gpus.md)."""
 
 import re
 from collections.abc import Mapping, Sequence

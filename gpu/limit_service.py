@@ -45,7 +45,7 @@ class GpuService(StepThread):
         listed: returns the current tenants.
         settings: how limits are enforced.
         report: is called for each over-use and each refused process.
-        limited: returns the GPUs of which containers get shares. `None`: all GPUs of the node.
+        limited: returns the GPUs of which containers get shares. `None` means all of the node.
         regions: makes the groups' regions. `None`: each on a tmpfs.
         sick: is called with the UUID and the fault of a GPU that becomes unhealthy.
     """
@@ -98,7 +98,10 @@ class GpuService(StepThread):
         self._asked.wait(PATIENCE)
 
     def start(self) -> None:
-        """Register processes and compare their use with the limits. `listed` must be complete."""
+        """Register processes and compare their use with the limits.
+
+        From now on `listed` must return all tenants.
+        """
         if self._begun.is_set():
             return
         if self._thread is None:

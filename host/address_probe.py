@@ -1,8 +1,9 @@
 """Asks the link whether another machine has an address, before it is set here.
 
-IPv4 by ARP probes (RFC 5227, 2.1.1), IPv6 by the neighbour solicitations of duplicate address
-detection (RFC 4862, 5.4). Neither has a sender address, so no neighbour learns one. A probe takes
-one second: RFC 5227's 9 seconds are too long for a pod, whose address was not in use here before.
+Asks for IPv4 by ARP probes (RFC 5227, 2.1.1), and for IPv6 by the neighbour solicitations of
+duplicate address detection (RFC 4862, 5.4). These packets have no sender address, so no neighbour
+stores a wrong entry. A probe takes one second: RFC 5227's 9 seconds are too long for a pod, whose
+address was not in use here before.
 """
 
 import select
@@ -43,8 +44,8 @@ class _Target(msgspec.Struct, frozen=True):
 def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -> dict[str, str]:
     """The addresses that another machine on the link has, each with its hardware address.
 
-    The interface must have carrier, none of the addresses, and for IPv6 the family enabled. Raises
-    HostError.
+    The interface must have carrier and none of the addresses. For IPv6 addresses it must have IPv6
+    enabled. Raises HostError.
     """
     mine = packets.octets(link.mac)
     targets = {address: _target(link, mine, address) for address in addresses}
@@ -143,7 +144,7 @@ def _owner(payload: bytes, target: _Target, mine: bytes) -> bytes | None:
 
 
 def _owner_by_arp(payload: bytes, address: bytes, mine: bytes) -> bytes | None:
-    """Any packet from the address counts, and a probe of another machine for it."""
+    """The hardware address of a machine that sends from `address` or probes it, or `None`."""
     size = len(mine)
     if len(payload) < 16 + 2 * size or payload[4] != size or payload[5] != 4:
         return None

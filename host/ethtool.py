@@ -27,7 +27,10 @@ _SET_BLOCK = struct.Struct("=II")  # which, on
 
 
 class _StructCommands(msgspec.Struct, frozen=True):
-    """Two commands with one struct: the first fills it in, the second sets it."""
+    """Two commands with the same struct.
+
+    `get` fills the struct with the kernel's values, `set` writes them.
+    """
 
     get: int
     set: int
@@ -69,7 +72,10 @@ def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str
 
 
 def _read(route: Rtnetlink, name: str, setting: str) -> bytes:
-    """The struct of a setting, without its command; of the features, the requested ones."""
+    """The struct of a setting, without its command.
+
+    Of the features only the requested ones are read.
+    """
     if setting != FEATURES:
         command = _COMMANDS[setting]
         return _ioctl(route, name, command.get, bytes(command.size - _COMMAND.size))
@@ -104,7 +110,10 @@ def _feature_blocks(route: Rtnetlink, name: str) -> list[tuple[int, ...]]:
 
 
 def _ioctl(route: Rtnetlink, name: str, command: int, rest: bytes) -> bytes:
-    """Pass a struct that begins with the command. Returns the kernel's values behind it."""
+    """Pass a struct that begins with the command.
+
+    Returns the values after the command, as the kernel changed them.
+    """
     passed = ctypes.create_string_buffer(_COMMAND.pack(command) + rest, _COMMAND.size + len(rest))
     encoded = name.encode(errors="surrogateescape")
     fcntl.ioctl(route, SIOCETHTOOL, _IFREQ.pack(encoded, ctypes.addressof(passed)))

@@ -41,9 +41,9 @@ class NetworkNamespace:
     def open(cls, path: str, descriptor: int | None = None) -> "NetworkNamespace":
         """Open the network namespace at `path`.
 
-        With `descriptor`, that is duplicated instead, and the path need not exist here. Raises
-        NamespaceGone if the path does not lead to a network namespace, and HostError if it cannot
-        be opened for another reason (no free descriptor, no permission).
+        If `descriptor` is given, it is duplicated, and `path` may be missing in this mount
+        namespace. Raises NamespaceGone if the path does not lead to a network namespace, and
+        HostError if it cannot be opened for another reason (no free descriptor, no permission).
         """
         try:
             # O_NONBLOCK: opening a FIFO at this path would wait
@@ -77,7 +77,7 @@ class NetworkNamespace:
 
     @property
     def identity(self) -> NetnsIdentity:
-        """A text that identifies the namespace among all of this boot (its cookie)."""
+        """A text (the cookie) that no other namespace of this boot has."""
         if self._identity is not None:
             return self._identity
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
@@ -94,7 +94,7 @@ class NetworkNamespace:
         return self._identity
 
     def look_at_path(self) -> None:
-        """Check whether the path leads here, for `seen_from` and `was_removed`."""
+        """Set `seen_from` if the path leads to this namespace. `was_removed` uses this later."""
         self.seen_from = where(self.path) if self._path_leads_here() else ""
 
     def was_removed(self) -> bool:

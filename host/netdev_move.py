@@ -132,8 +132,8 @@ def move_in(
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set an interface's hardware address (6 bytes).
 
-    An untrusted VF whose PF has set its address may set none (igb). It takes the PF's address when
-    it is set down.
+    With some drivers (igb), an untrusted VF cannot set its address after the PF has set it. The VF
+    takes the PF's value when its interface is set down.
     """
     try:
         link_changes.set_mac(route, link, mac)
@@ -179,12 +179,14 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
 
 
 def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark) -> bool:
-    """Move the interface, `name` in the pod, to the host and restore its properties there.
+    """Move the interface, whose name in the pod is `name`, to the host.
 
-    Also restores an interface that is on the host already: half restored, or returned by a
-    namespace that died (then `pod` is `None`). After a failure, call it again to continue. Returns
-    False if the interface is in neither namespace. Raises NameTaken if another interface has its
-    name now; then it is on the host, marked, under a temporary name.
+    Restore its properties there.
+
+    The interface may be on the host already: half restored, or returned by a namespace that died
+    (then `pod` is `None`). After a failure, call it again to continue. Returns False if the
+    interface is in neither namespace. Raises NameTaken if another interface has its name now; then
+    it is on the host, marked, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:

@@ -73,7 +73,10 @@ class _Closer:
         self._process = 0  # the process with the thread: a forked child has none
 
     def close(self, sender: socket.socket) -> None:
-        """Close the socket soon. Outside of pods' namespaces: a new thread would keep one alive."""
+        """Close the socket soon.
+
+        Call this outside of pods' namespaces, because a new thread would keep a namespace alive.
+        """
         if self._process != os.getpid() and not self._is_started():
             sender.close()
         else:

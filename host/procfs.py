@@ -1,8 +1,8 @@
-"""The location of the host's proc(5).
+"""Finds the host's proc(5).
 
-An agent in a container has two. Its own /proc shows only processes of the container, and its
-sysctls are read-only. The host's /proc is mounted elsewhere and shows the processes in pods'
-namespaces. In both, /proc/sys/net is that of the reading thread's namespace.
+An agent in a container can read two of them. Its own /proc shows only processes of the container,
+and its sysctls are read-only. The host's /proc is mounted elsewhere and shows the processes in
+pods' namespaces. In both, /proc/sys/net is that of the reading thread's namespace.
 """
 
 import re

@@ -1,9 +1,9 @@
 """IP addresses as integers of one ordered space, and their text in configurations.
 
-An address is an `int` of 128 bits. IPv4 is in its IPv4-mapped place (::ffff:0:0/96), so that both
-families share one key space, and 10.0.0.1 and ::ffff:10.0.0.1 are one address, as for the kernel.
-Text is read as whereabouts reads it (k8s.io/utils/net ParseIPSloppy): leading zeros of IPv4 octets
-are decimal.
+An address is an `int` of 128 bits. IPv4 addresses are stored as IPv4-mapped IPv6 addresses
+(::ffff:0:0/96), so that both families share one key space. 10.0.0.1 and ::ffff:10.0.0.1 are one
+address, as for the kernel. Text is read as whereabouts reads it (k8s.io/utils/net ParseIPSloppy):
+leading zeros of IPv4 octets are decimal.
 """
 
 import re

@@ -62,9 +62,12 @@ class InProcess:
         return self._grant.unprobed
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        """Record probes and the hardware addresses that answered. If any answered: returns a result
-        with other addresses, to be probed too, if the configuration has each address probed.
-        Otherwise raises CNIError 11."""
+        """Record probes and the hardware addresses that answered.
+
+        If a machine answered and the configuration has every address probed, returns a result with
+        other addresses, which must be probed too. Otherwise raises CNIError 11 if a machine
+        answered.
+        """
         try:
             self._plugin.settle_probes(self._request, self._grant, answers)
         except AddressInUse as error:

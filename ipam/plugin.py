@@ -85,8 +85,10 @@ class AddressPlugin:
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
-        """The pod's remaining allowance after its configuration. Raises CNIError 121 for anything
-        that is not allowed, 5 or 11 if the rules are unknown."""
+        """The part of the pod's allowance that its configuration leaves.
+
+        Raises CNIError 121 for anything that is not allowed, 5 or 11 if the rules are unknown.
+        """
         return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:

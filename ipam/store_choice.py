@@ -106,8 +106,10 @@ class Stores:
         self._timing = timing
 
     def asked(self, request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-        """The options of a request's network, and its sets with the pod's requests. Raises CNIError
-        4, 7, and errors of `translate`."""
+        """The options of the request's network, and its sets after the pod's own requests.
+
+        Raises CNIError 4, 7, and errors of `translate`.
+        """
         if not is_nv_ipam(request.config):
             return declared(request)
         pools = translate.read_pools(self._directory)

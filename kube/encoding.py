@@ -206,7 +206,7 @@ class ObjectReader:
         self._noted: dict[Query, dict[tuple[str, str], Unreadable]] = {}
 
     def unreadable(self) -> tuple[Unreadable, ...]:
-        """The unreadable objects of the last lists and since then, each once."""
+        """The unreadable objects of the last lists and of later watch events, each once."""
         with self._lock:
             noted = list(chain.from_iterable(each.values() for each in self._noted.values()))
         return tuple({(each.kind, *_key(each.metadata)): each for each in noted}.values())

@@ -143,7 +143,7 @@ class Polled(NamedTuple):
 
 
 def all_nodes(api: ClusterApi) -> tuple[Node, ...]:
-    """All Node objects. An unreadable one counts as there, and not ready."""
+    """All Node objects. An unreadable Node counts as a Node that is not ready."""
     listing = api.list(Node)
     unreadable = (Node(metadata=each.metadata) for each in listing.unreadable)
     return (*listing.items, *unreadable)

@@ -69,8 +69,9 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     """The common part of all kinds. `API` is group and version. A kind whose metadata is written,
     or whose labels count, has `Meta`.
 
-    From metadata larger than `MOST_METADATA`, the parts of users are not read, and a write removes
-    them. This is for kinds that a node or a tenant writes: no schema limits labels.
+    If the metadata is larger than `MOST_METADATA`, its labels, annotations, finalizers and owners
+    are not read, and a write removes them. This is for kinds that a node or a tenant writes: no
+    schema limits labels.
     """
 
     API: ClassVar[str]

@@ -1,8 +1,8 @@
 """The remaining allowance of an ADD: the rules that allow everything it used so far.
 
-`use` counts as a whole: each value narrows the rules to those that list it too, and an attachment
-is refused when no rule remains. Options (`set`) count one by one: any rule for the pod may allow
-one. If no rule is for the pod, `Policy.otherwise` is.
+The values of `use` need a common rule: each value leaves only the rules that list this value too,
+and an attachment is refused when no rule remains. Options (`set`) do not need a common rule: for
+each option, any rule for the pod may allow it. If no rule is for the pod, `Policy.otherwise` is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

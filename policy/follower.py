@@ -125,7 +125,10 @@ class PolicyFollower(StepThread):
             self._written = new
 
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
-        """The policy, or its last readable form, or its subjects alone."""
+        """The policy to use.
+
+        An unreadable policy is replaced by its last readable form, or by its subjects alone.
+        """
         stored = policy.stored()
         if stored == last:
             return last

@@ -1,9 +1,9 @@
 """/metrics, /healthz, /readyz and /removed, on a loopback address or a unix socket.
 
-Any process of the node may be a client, so the standard library's server has bounds here: for the
-size and time of a request, for the number of clients, and for how many of them scrape. When all
-places are taken, the next client replaces the one that has waited longest without sending its
-request. A connection serves one request.
+Any process of the node may be a client. So this server limits the size and the time of a request,
+the number of clients, and the number of scrapes at a time. When all places are taken, the next
+client replaces the one that has waited longest without sending its request. A connection serves one
+request.
 """
 
 import logging
@@ -38,8 +38,8 @@ class Endpoint(ThreadingMixIn, TCPServer):
     """Serves at `listen` (see `agent.settings.listen_address`), a thread for each client.
 
     Port 0 is any free port; `address` has the chosen one. Without an `exposition` there is no
-    /metrics, and any address of the machine is allowed: the states are no secret. Raises OSError if
-    it cannot listen.
+    /metrics. Then any address of the machine is allowed, because the states are no secret. Raises
+    OSError if it cannot listen.
     """
 
     allow_reuse_address = True
@@ -117,7 +117,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         return client, address
 
     def has_asked(self, client: socket.socket) -> None:
-        """Do not drop this client for a new one any more."""
+        """Keep this client from now on, because its request has come."""
         with self._lock:
             self._silent.pop(client, None)
 

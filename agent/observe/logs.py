@@ -4,8 +4,8 @@
     {"time": "2026-01-02T03:04:05.678Z", "level": "info", "message": "done in 3.1 ms", ...}
 
 Text from a pod or a client cannot forge a line: unprintable characters are escaped, and a
-traceback's lines are indented. It cannot forge a field either: two spaces in a row occur only
-before the fields. Long texts are cut.
+traceback's lines are indented. Such text cannot forge a field either: two spaces in a row occur
+only before the fields. Long texts are cut.
 """
 
 import json
@@ -37,7 +37,7 @@ _fields: ContextVar[Mapping[str, object] | None] = ContextVar("fields", default=
 
 
 def fields(**values: object) -> Bound[None, Mapping[str, object]]:
-    """Add fields to the lines that this thread logs in the block, except "" and `None`."""
+    """Add fields to the lines that this thread logs in the block. Leaves out empty fields."""
     return Bound(_fields, {**(_fields.get() or {}), **values})
 
 

@@ -3,7 +3,7 @@
 A label's value is one of a known set or "other", so that no client can create endless series.
 
 A pod in the host's network may read the metrics, so they name no network and no range of a tenant.
-Only a unix socket, which only root can open, shows each range.
+Metrics of each range appear only on a unix socket, which only root can open.
 """
 
 import threading
@@ -196,7 +196,7 @@ def _fullness(usage: RangeUsage) -> str:
 
 
 def devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
-    """The device ids of each pool, and how many of them containers hold, by resource."""
+    """The number of device ids of each resource, by state: healthy, unhealthy, held, registered."""
     return gauge(
         "podfabric_devices",
         "Device ids of a resource: healthy and unhealthy ones, those that containers hold, and "

@@ -54,7 +54,7 @@ class AgentEvents(StepThread):
         self._events: PendingEvents | None = None
 
     def of_gpu(self, incident: "OverUse | Refusal") -> None:
-        """An event on a pod that uses too much of a GPU, or whose processes are refused it.
+        """Write an event on a pod that uses too much of a GPU, or whose process was refused.
 
         A pod gets one event for over-use, one when its processes are killed, and one for each
         reason of a refusal.

@@ -1,10 +1,10 @@
 """A launcher's connection: it sends a request and gets one answer.
 
-The server's thread reads and closes the connection, a worker answers. After a deadline the server
-answers, and the worker's later answer is dropped.
+The server's thread reads the request and closes the connection. A worker answers. After a deadline
+the server answers, and the worker's later answer is dropped.
 
-A small request is read at once. A large request first needs room in memory, which `Room` divides
-between all of them; then its buffer is made and the rest is read.
+A small request is read at once. A large request first waits until `Room`, the memory for all large
+requests, has space. Then its buffer is made and the rest is read.
 """
 
 import os
@@ -200,13 +200,13 @@ class LauncherConnection:
             return True
 
     def flush(self) -> bool:
-        """Send more of an answer that did not fit; whether all of it is sent."""
+        """Send more of an answer that did not fit. Returns whether all of the answer is sent."""
         with self._lock:
             self._send()
             return not self.unsent
 
     def stop_reading(self) -> None:
-        """Make the client's sending fail, so that it reads its answer."""
+        """Let the client's next send fail, so that the client reads its answer."""
         self._drop_buffer()
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
@@ -265,7 +265,10 @@ class Room:
         self._waiting: deque[tuple[LauncherConnection, int]] = deque()
 
     def take(self, who: LauncherConnection, size: int) -> bool:
-        """Whether `who` gets its bytes now. If not, it waits until `admitted` returns it."""
+        """Whether `who` gets its memory now.
+
+        If not, the request waits until `admitted` returns it.
+        """
         with self._lock:
             if self._waiting or size > self._free:
                 self._waiting.append((who, size))
@@ -274,7 +277,7 @@ class Room:
             return True
 
     def admitted(self) -> list[LauncherConnection]:
-        """The waiting requests that get their bytes now."""
+        """Give free memory to waiting requests, in their order. Returns these requests."""
         admitted: list[LauncherConnection] = []
         if not self._waiting:  # nearly always
             return admitted
@@ -286,7 +289,7 @@ class Room:
         return admitted
 
     def give_back(self, who: LauncherConnection) -> bool:
-        """Return the bytes that `who` has or waits for; whether other requests wait."""
+        """Take back the memory that `who` has or waits for. Returns whether other requests wait."""
         with self._lock:
             if who in self._held:
                 self._free += self._held.pop(who)
@@ -296,7 +299,7 @@ class Room:
             return bool(self._waiting)
 
     def was_left(self) -> bool:
-        """True once, SETTLE seconds after the last request returned its bytes."""
+        """Returns True once, SETTLE seconds after the last request returned its memory."""
         with self._lock:
             over = self._left is not None and time.monotonic() >= self._left + SETTLE
             if over:

@@ -15,7 +15,7 @@ agent answers
     standard error  standard output
 
 with status 0; or with status 1 if the call was not begun: then standard output has the CNI error.
-Status 2 is the same of an agent that is ending: the next agent may do the call.
+Status 2 means the same, and that this agent is ending: the next agent may do the call.
 `cni/launcher/launcher.c` is the other side.
 """
 
@@ -100,7 +100,7 @@ def read_request(header: RequestHeader, body: bytes | memoryview) -> LauncherReq
 
 
 def write_answer(status: int, exit_code: int, stderr: bytes, stdout: bytes) -> bytes:
-    """The bytes of an answer. Of a standard error that is too long, only the end."""
+    """The bytes of an answer. Only the end of a standard error that is too long is sent."""
     stderr = stderr[-MAX_STDERR:]
     head = HEADER.pack(ANSWER_MAGIC, status, exit_code, len(stderr), len(stdout))
     return head + stderr + stdout

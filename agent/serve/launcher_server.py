@@ -1,8 +1,10 @@
-"""The launchers' socket. One thread accepts, reads, notices who hangs up; workers answer.
+"""The launchers' socket. One thread accepts, reads, and notices clients that hang up.
 
-No client can occupy a worker: a worker gets only complete requests, and an answer that the client
-does not read waits here. When a client hangs up or its deadline passes, its call ends at its next
-`checkpoint` (`base.interrupts`).
+Workers answer.
+
+No client can occupy a worker: a worker gets only complete requests. An answer that the client does
+not read waits in this thread. When a client hangs up or its deadline passes, its call ends at its
+next `checkpoint` (`base.interrupts`).
 """
 
 import gc
@@ -39,7 +41,7 @@ _log = logging.getLogger(__name__)
 class Server:
     """Serves `listener`, a listening unix socket, until `stop` is called.
 
-    `call` answers a request with a frame. `limits` may be replaced while it runs.
+    `call` answers a request with a frame. `limits` may be replaced while the server runs.
 
     `refused` gets the reason of each refusal. `leave` is called when the server accepts no more
     clients: from then on the next agent may listen, while this one finishes the running calls.

@@ -62,12 +62,12 @@ class Workers:
 
     @property
     def limit(self) -> int:
-        """The number of places while no thread is stuck. It can be changed."""
+        """The number of places while no thread is stuck. This number can be changed."""
         return self._limit
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        """The number of places while no thread is stuck. It can be changed."""
+        """The number of places while no thread is stuck. This number can be changed."""
         with self._changed:
             self._limit = limit
             self._begin_more()
@@ -102,7 +102,7 @@ class Workers:
         """In the block the running job waits, and a new job may have its place.
 
         At the end the job goes on at once, because it may hold a lock that jobs with places need.
-        If its place is taken then, no new job begins until enough jobs have ended.
+        If a new job has the place, no other job begins until enough jobs have ended.
         """
         with self._changed:
             inner = job in self._aside
@@ -139,7 +139,10 @@ class Workers:
 
     @property
     def problem(self) -> str:
-        """Why calls wait or will wait soon; "" while most workers are not stuck."""
+        """The reason if calls wait or will wait soon.
+
+        Returns "" while most workers are not stuck.
+        """
         stuck, limit = self.stuck, self.limit
         if not self.able:
             return (
@@ -164,7 +167,10 @@ class Workers:
         return len(self._jobs)
 
     def close(self, timeout: float) -> bool:
-        """End the threads once no job is left; whether they ended within `timeout` seconds."""
+        """End the threads once no job is left.
+
+        Returns whether they ended within `timeout` seconds.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -172,7 +178,7 @@ class Workers:
 
     @property
     def _free(self) -> int:
-        """The number of free places; negative if jobs that waited work without one."""
+        """The number of free places. It is negative if jobs work without a place after a wait."""
         places = self._limit + min(len(self._stuck - self._aside), self._limit)
         return places - (len(self._doing) - len(self._aside))
 

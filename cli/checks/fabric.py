@@ -48,7 +48,7 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
 
 
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
-    """Without carrier, a parent's children have none either."""
+    """IPoIB parents must be up: a parent that is down leaves its children without carrier."""
     later = _set_up_with_pods(node)
     parents = (hca for hca in node.hcas if "infiniband" in hca.link_types)
     names = [netdev for hca in parents if hca.id not in later for netdev in hca.netdevs]

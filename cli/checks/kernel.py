@@ -59,7 +59,7 @@ def mad_module(node: ThisNode) -> Iterator[Outcome]:
 
 
 def device_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """/dev/infiniband against sysfs: udev may be late, or /dev may not be the host's."""
+    """Compare /dev/infiniband with sysfs: udev may be late, or /dev may not be the host's."""
     nodes = [rdma.uverbs for hca in node.hcas for rdma in hca.rdma]
     ports = [port for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
     if any(pool.config.umad for pool in node.pools):
@@ -127,7 +127,10 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
 
 
 def locked_memory(node: ThisNode) -> Iterator[Outcome]:
-    """RLIMIT_MEMLOCK of the runtimes, which containers inherit: registered memory is locked."""
+    """Check RLIMIT_MEMLOCK of the container runtimes.
+
+    Containers inherit this limit, and it also limits RDMA memory.
+    """
     by_runtime: dict[str, set[str]] = {}
     for directory in node.paths.proc.glob("[0-9]*"):
         with suppress(OSError, UnicodeDecodeError):

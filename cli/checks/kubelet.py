@@ -125,7 +125,7 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 
 def registered(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's device ids of our resources. They may be another device plugin's."""
+    """The kubelet's device ids of our resources. Another device plugin may have registered them."""
     registered_ids = kubelet.registered(node.paths)
     if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")

@@ -86,7 +86,7 @@ def _part(
 
 
 def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
-    """A group's use of that GPU, and the problem of its files."""
+    """A group's use of that GPU, and the error of reading the group's files (or "")."""
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)
@@ -175,7 +175,7 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
-    """By address, as the device plugin would offer them if it started now."""
+    """The GPUs by address, as the device plugin would offer them if it started now."""
     offers = {known.gpu.address: _Offer() for known in found}
     for config, mine in by_pool(node.config.gpus, found):
         if config.mode == "replicas":

@@ -167,7 +167,10 @@ def _beside(
 
 
 def _uid(node: ThisNode, namespace: str, name: str, rows: list[PodDevices]) -> str:
-    """The UID of the present pod of that name, found by a device that it holds; "" if unknown."""
+    """The UID of the present pod of that name, found by a device that it holds.
+
+    Returns "" if unknown.
+    """
     own = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     held = {(row.resource, device_id) for row in own for device_id in row.ids}
     try:

@@ -114,7 +114,7 @@ class ThisNode:
 
     @cached_property
     def gone(self) -> list[HCA]:
-        """The HCAs that containers hold and that are gone."""
+        """The HCAs that containers hold, but that have left the node."""
         return self._inventory[1].missing(self.allocations)
 
     @cached_property
@@ -131,7 +131,7 @@ class ThisNode:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource and HCA, why containers of another resource keep the HCA from it."""
+        """The reason if containers of other resources hold an HCA, by resource and HCA."""
         return {
             pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools
@@ -139,7 +139,7 @@ class ThisNode:
 
     @cached_property
     def unfit(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource and device id, why the id cannot be allocated now."""
+        """The reason if a device id cannot be allocated now, by resource and id."""
         reasons = {}
         for pool in self.pools:
             name = pool.config.resource
@@ -193,7 +193,10 @@ class ThisNode:
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:
-    """The label of the GPU at that address, numbered as in nvidia-smi; else the address."""
+    """The label of the GPU at that address, numbered as in nvidia-smi.
+
+    Returns the address if the GPU is unknown.
+    """
     addresses = [gpu.address for gpu in gpus]
     return f"GPU{addresses.index(address)}" if address in addresses else address
 

@@ -77,17 +77,17 @@ def is_foreign(path: Path) -> bool:
 
 
 def place_kept(path: Path) -> Path:
-    """The place of another project's executable while a launcher has its `path`."""
+    """The path to which another project's executable moves while our launcher is at `path`."""
     return path.parent / REPLACED / path.name
 
 
 def has_returned(path: Path) -> bool:
-    """Whether another project's file has replaced the launcher that had replaced one."""
+    """Whether another project's file is at `path` again, while its earlier file is kept."""
     return is_foreign(path) and is_foreign(place_kept(path))
 
 
 def watch(directory: Path) -> WatchedFile:
-    """Log it when another project's file replaces a launcher, until `close`."""
+    """Log each replacement of a launcher by another project's file, until `close`."""
     ours: set[str] = set()
     logged: set[str] = set()
 
@@ -117,9 +117,9 @@ def locked(directory: Path) -> Iterator[None]:
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
     """Write executables to these paths, in this order; the caller holds `locked`.
 
-    Existing files are replaced; those in `kept` move to the path there. A runtime that starts an
-    executable meanwhile gets the old or the new file. All contents are on disk before the first
-    rename, so only a rename can fail halfway.
+    Existing files are replaced. An existing file that `kept` names moves to its path there instead.
+    A runtime that starts an executable meanwhile gets the old or the new file. All contents are on
+    disk before the first rename, so only a rename can fail halfway.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:

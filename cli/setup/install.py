@@ -4,7 +4,7 @@ With `--gpu` also the libraries that keep the limits of containers on GPUs
 (cli/setup/shim_files.py).
 
 `install` keeps another project's executable that has a name of ours, and `uninstall` puts it back
-(cli/setup/executables.py). Both check everything before they change anything.
+(cli/setup/executables.py). Both commands check everything before they change anything.
 """
 
 import argparse
@@ -161,7 +161,7 @@ def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
 def _give_back(path: Path) -> Iterator[str]:
     """Remove the launcher `path`, or put back the file that it replaced.
 
-    If another project's file has that path again, it is newer than the kept one.
+    If another project's file is at `path` now, that newer file stays and the kept file is removed.
     """
     kept = executables.place_kept(path)
     if executables.is_ours(kept):  # of an installation that was killed

@@ -1,7 +1,7 @@
-"""The libraries of gpu/shim on a node, which keep limits of GPUs.
+"""Puts the libraries of gpu/shim on a node. These libraries enforce the limits of GPUs.
 
-A running container has the libraries mounted, file by file. So a file is never written in place:
-another version is another file under the same name, and running containers keep theirs. An
+A running container has the libraries mounted, file by file. So no file is written in place: a new
+version is a new file that is renamed over the old name. Running containers keep the old file. An
 unchanged file stays, so that its pages are in memory once for all containers.
 """
 

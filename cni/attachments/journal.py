@@ -56,8 +56,8 @@ class Phase(StrEnum):
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One attachment. `undo` is the plugin's own record for the removal.
 
-    `config`, `args` and `path` are the ADD's, so that GC and the sweep can call the IPAM plugin
-    like the runtime's DEL.
+    `config`, `args` and `path` come from the ADD. With them GC and the sweep call the IPAM plugin
+    as a DEL of the runtime would.
     """
 
     version: int = VERSION

@@ -56,7 +56,10 @@ class Undo:
         self._last: Callable[[], object] = lambda: None
 
     def register(self, what: str, step: Callable[[], object]) -> None:
-        """Undo `what` by `step`, before everything that was registered earlier."""
+        """Register `step`, which undoes `what`.
+
+        Steps run in reverse order of their registration.
+        """
         self._steps.append((what, step))
 
     def last(self, step: Callable[[], object]) -> None:
@@ -175,8 +178,8 @@ class InterfacePlugin(ABC):
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
         """Remove or restore the attachment's interface. Skips steps that were done already.
 
-        `entry` is `None` if the journal has none, or only a damaged one: then the request and the
-        interface's mark identify it. Raises HostError while a dying namespace has the interface.
+        `entry` is `None` if the journal has no readable entry. Then the request and the interface's
+        mark identify the interface. Raises HostError while a dying namespace has the interface.
         """
 
     @abstractmethod

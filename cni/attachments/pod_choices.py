@@ -1,4 +1,4 @@
-"""The HCA of its pod that each attachment took, so that a second ADD takes the same one.
+"""Records which of its pod's HCAs each attachment took, so that a second ADD takes the same HCA.
 
 One file per pod. It stays when an attachment goes, and is removed when the kubelet no longer lists
 the pod:

@@ -118,9 +118,10 @@ def link_local(child: Link) -> str:
     """An IPv6 link-local address (CIDR) that no other child has.
 
     The kernel derives one from the port's GUID (addrconf_ifid_infiniband), which all children of a
-    port share, so only the first would pass duplicate detection. The queue pair number differs. So
-    the interface identifier is a hash of the whole 20-byte hardware address, with the bit of a
-    universally administered identifier cleared (RFC 7136, RFC 4291 appendix A).
+    port share, so only the first would pass duplicate detection. The hardware address of each child
+    also has another queue pair number. So the interface identifier is a hash of the whole 20-byte
+    hardware address, with the bit of a universally administered identifier cleared (RFC 7136, RFC
+    4291 appendix A).
     """
     digest = bytearray(hashlib.sha256(child.mac.encode()).digest()[:8])
     digest[0] &= 0xFD
@@ -139,7 +140,7 @@ def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
 
 
 def unmarked(route: Rtnetlink, mac: str, name: str = "") -> Link | None:
-    """The child without a mark of ours with that address, or else the one with that name."""
+    """An unmarked child with the hardware address `mac`, or else with the name `name`."""
     found = [link for link in links.every(route, "ipoib") if link.parent and not _has_mark(link)]
     by_mac = [link for link in found if link.mac == mac]
     return next(iter(by_mac or [link for link in found if link.name == name]), None)
@@ -152,9 +153,9 @@ def _has_mark(link: Link) -> bool:
 def remove(
     route: Rtnetlink, attachment: Attachment, mac: str = "", *, on_host: bool = False
 ) -> bool:
-    """Delete the child in the socket's namespace, under any name. Returns whether it was there.
+    """Delete the child in the socket's namespace, under any name. Returns whether it existed.
 
-    `mac` as for `is_ours`. On the host it counts only for an interface that is down.
+    `mac` as for `is_ours`. On the host, `mac` identifies only an interface that is down.
     """
     removed = False
     temporary_name = Mark(attachment.key).temporary_name
@@ -175,7 +176,7 @@ def returned(host: Rtnetlink) -> list[Link]:
 
 
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:
-    """Raise CNIError 102 for the first difference, 7 if prevResult is missing."""
+    """Raise CNIError 102 for the first difference from prevResult, 7 if prevResult is missing."""
     expected = results.expected(request)
     record = results.recorded(journal, attachment, ChildRecord)
     with sandbox_of(request) as sandbox:

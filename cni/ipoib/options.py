@@ -57,8 +57,8 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. A value of `None` means the parent's value.
 
     `umcast` is off by default: with it the kernel does not join the multicast groups that another
-    interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). The child
-    would not even receive IPv6's all-nodes group.
+    interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). With `umcast`
+    the child would not even receive packets to IPv6's all-nodes group.
     """
 
     masters: tuple[str, ...]  # () means a parent on one of the pod's HCAs

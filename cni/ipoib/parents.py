@@ -206,7 +206,7 @@ def _require_possible(plan: ChildPlan) -> None:
 
 
 def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
-    """Why a child that is up has no carrier, from sysfs."""
+    """Find in sysfs the reason why a child that is up has no carrier."""
     if parent is None:
         return f'parent "{plan.parent.name}" is gone'
     port = infiniband.port_of(paths, parent)

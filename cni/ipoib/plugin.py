@@ -111,7 +111,7 @@ class IPoIB(InterfacePlugin):
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
         """The entry of a child that ipoib-cni made: the child in the ADD's result.
 
-        A runtime passes no result before CNI 0.4. Then it is the child with the interface's name.
+        Before CNI 0.4 a runtime passes no result. Then the child is found by the interface's name.
         """
         previous = results.previous_interface(request)
         if previous is None and versions.at_least(request.cni_version, "0.4.0"):
@@ -196,7 +196,10 @@ class IPoIB(InterfacePlugin):
         return plan
 
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
-        """The child with carrier, at once if the wait is 0. Raises CNIError 11 without carrier."""
+        """Wait for the child's carrier; a wait of 0 returns at once.
+
+        Raises CNIError 11 after the wait.
+        """
         seconds = plan.options.carrier_wait
         ready = links.await_carrier(sandbox.pod, moved, seconds)
         if ready.carrier or not seconds:

@@ -59,7 +59,7 @@ class Rdma:
         return previous
 
     def delete(self, request: Request) -> None:
-        """Nothing: the DEL of `sriov` follows and restores the devices."""
+        """Do nothing: the DEL of `sriov` follows and restores the devices."""
 
     def check(self, request: Request) -> None:
         """Raise CNIError 102 if the devices are not in the pod."""
@@ -70,7 +70,7 @@ class Rdma:
             rdma_devices.require_in(namespace, record)
 
     def gc(self, request: Request) -> None:
-        """Nothing: the attachments are those of `sriov`."""
+        """Do nothing: the attachments belong to `sriov`."""
 
     def status(self, request: Request) -> None:
         """Raise CNIError 50 if RDMA devices cannot be moved on this node."""

@@ -69,8 +69,8 @@ class ValidAttachment(msgspec.Struct, frozen=True):
 class IpamConfig(msgspec.Struct, frozen=True):
     """The key "ipam". `type` is "" if it names no IPAM plugin; `options` has all its keys.
 
-    `ambiguous` is a key that Go's decoder, which other plugins use, would read differently: it
-    ignores the case of keys and merges the values under two spellings.
+    `ambiguous` is a key that Go's decoder, which other plugins use, would read differently: that
+    decoder ignores the case of keys and merges the values under two spellings.
     """
 
     type: str = ""

@@ -75,7 +75,7 @@ def find(plugin_type: str, directory: Path) -> Path:
 
 
 def _require_roots(path: Path) -> None:
-    """Raise CNIError 101 unless root alone can write `path`, or the target of that link."""
+    """Raise CNIError 101 unless only root can write `path`. A link counts as its target."""
     status = path.stat()
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CNIError(
@@ -166,7 +166,7 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the delegate and its children, one of which may hang and have its output open."""
+    """Kill the delegate and its children. A child may hang and keep the output open."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

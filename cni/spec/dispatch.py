@@ -1,8 +1,8 @@
 """From environment and standard input to one JSON document and an exit code.
 
 `answer` is the protocol without the process; the agent uses it, too. `serve` runs in a process for
-one call. There only `serve` writes to standard output, and SIGTERM ends the call, whose plugin then
-undoes its steps.
+one call. In this process only `serve` writes to standard output. SIGTERM ends the call, and its
+plugin undoes its steps.
 """
 
 import fcntl
@@ -124,7 +124,10 @@ def _run(plugin: Plugin, request: Request) -> bytes:
 
 
 def _refuse_own_netns(request: Request) -> None:
-    """Runs before the plugin, not after it as in the reference, so that nothing needs undoing."""
+    """Raise CNIError if CNI_NETNS is the plugin's own.
+
+    The reference (pkg/skel) checks this after the plugin. Before it, nothing needs undoing.
+    """
     if request.netns_override or not request.netns:
         return
     try:

@@ -1,4 +1,4 @@
-"""The start of a CNI executable. Every call pays for imports, so this module has only two.
+"""The start of a CNI executable. Imports cost time in every call, so this module has only two.
 
 It answers VERSION, and a start by hand without CNI_COMMAND. For all other commands it calls
 `cni.spec.dispatch` with the plugin that `load` returns.

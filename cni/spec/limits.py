@@ -90,7 +90,7 @@ def not_decoded(reason: object) -> CNIError:
 
 
 def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
-    """How deep JSON is nested; 0 stands for any depth up to `allowed`.
+    """The depth to which JSON is nested. 0 stands for any depth up to `allowed`.
 
     Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It counts brackets and
     commas outside of strings, `part` bytes at a time, so that other threads run in between.
@@ -198,7 +198,7 @@ def _refuse_keys(value: dict[str, Any], path: _Path | None) -> None:
 
 
 def _shown(path: _Path | None) -> str:
-    """A path such as `ipam.ranges[0][1].subnet`. Of a long one only the end."""
+    """A path such as `ipam.ranges[0][1].subnet`. Only the end of a long path is shown."""
     shown = ""
     while path is not None and len(shown) < MAX_PATH:
         path, key = path

@@ -1,4 +1,4 @@
-"""Results: the newest version inside, any version at the edges.
+"""Results. Plugins use the newest version; only this module reads and writes other versions.
 
 `encode` writes a result in the runtime's version, `decode` reads a delegate's, `convert` a
 `prevResult`. The rules are the reference's (pkg/types/{020,040,100}), also for the 1.1 fields that
@@ -161,7 +161,7 @@ class _ResultCounts(_ResultVersion):
 
 
 def encode(result: Result, version: str) -> bytes:
-    """The result as JSON of `version`. Raises CNIError 7 if that needs an address."""
+    """The result as JSON of `version`. Raises CNIError 7 if this version demands an address."""
     return msgspec.json.encode(to_document(result, version))
 
 
@@ -201,13 +201,16 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
 
 
 def decode(document: bytes, config_version: str) -> Result:
-    """A delegate's result, by default of `config_version`. Raises CNIError 6, 1."""
+    """Decode a delegate's result; its version is `config_version` by default.
+
+    Raises CNIError 6, 1.
+    """
     limits.require_readable(document)
     return _read(partial(msgspec.json.decode, document), _ResultCounts, config_version)
 
 
 def convert(document: object, config_version: str) -> Result:
-    """The same for a "prevResult", whose version must be of the configuration's family."""
+    """As `decode`, for a "prevResult". Its version must be of the configuration's family."""
     family = _family(config_version)
     return _read(partial(msgspec.convert, document), _ResultVersion, config_version, family)
 

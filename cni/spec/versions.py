@@ -1,7 +1,8 @@
 """Protocol versions: the supported ones, and the first version of each verb.
 
 As in the reference (pkg/version/{plugin,reconcile}.go, pkg/skel), a verb needs its first version or
-a later one, and a configuration exactly one of ours. The two have different errors.
+a later one, and a configuration exactly one of ours. A wrong verb and a wrong configuration version
+have different errors.
 """
 
 from collections.abc import Sequence

@@ -19,8 +19,9 @@ from host.sysfs.pci import Function
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
     """The addresses of the devices to try, in order. Raises CNIError if there are none.
 
-    These are the device that the configuration names, or those that the kubelet gave to the pod, or
-    those of a master that are not reserved for other pods.
+    If the configuration names a device, only this one is tried. Else the pod's devices from the
+    kubelet are tried. A pod without such devices gets a device of a master that is not reserved for
+    other pods.
     """
     if options.device:
         yield options.device
@@ -76,7 +77,10 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
 
 
 def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
-    """Whether the device's interface is InfiniBand's; without interface, whether its PF's is."""
+    """Whether the device's interface is of InfiniBand.
+
+    If the device has none, the PF's interface is used.
+    """
     names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
     found = (links.find(host, name) for name in names if name)
     link = next(filter(None, found), None)
@@ -89,7 +93,7 @@ def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
-    """`require_match` before the device is locked, but not for the pod's own device.
+    """Call `require_match` before the device is locked, except for the pod's own device.
 
     The numbers of the pod's own device may still differ until a dead attachment is detached.
     """
@@ -102,7 +106,7 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
     """Raise CNIError if the pod may not have the device.
 
     Code 120 if the pod's uverbs devices belong to another HCA, and 120 or 121 if the device is
-    reserved for other pods. The first does not apply to a VF without an RDMA device.
+    reserved for other pods. A VF without an RDMA device is not compared with the uverbs devices.
     """
     address, what = function.address, f"device {function.address}"
     # A pod without HCAs has no uverbs devices to compare.
@@ -118,7 +122,7 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
 
 
 def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[Denied]) -> CNIError:
-    """The error if no device of the masters can be tried; `denied` are reserved for other pods."""
+    """The error if no device of the masters can be tried. `denied` are devices of other pods."""
     offered = [refusal for refusal in denied if not refusal.held]
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)

@@ -89,8 +89,8 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `vf` has the PF's settings for its VF, by key: "mac", "vlan", "vlanQoS", "vlanProto",
     "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "guid". A missing key leaves
-    the setting unchanged. The keys of a VLAN are all there or none of them, and so are those of the
-    rates.
+    the setting unchanged. The keys of a VLAN are all present or all missing. The same holds for the
+    keys of the rates.
     """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
@@ -113,7 +113,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys with our spelling: Go's decoder, and so sriov-cni, ignores case."""
+    """Write known keys in our case. sriov-cni accepts any case, because Go's decoder does."""
     folded = {
         _IN_OUR_CASE.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN
     }
@@ -165,7 +165,10 @@ def _written(network: NetworkConfig) -> tuple[_SriovConfig, Mapping[str, DeviceI
 
 
 def device_of(request: Request) -> Bdf:
-    """Only the device, for a DEL, which must work with any configuration; "" if none is named."""
+    """The device of the configuration, or "".
+
+    A DEL uses this, because it must accept any configuration.
+    """
     try:
         return _device(request.config.device_ids())[0]
     except CNIError:
@@ -173,7 +176,10 @@ def device_of(request: Request) -> Bdf:
 
 
 def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
-    """The device's address, or a device id that is not an address. The other one is ""."""
+    """A pair: the device's address, and the device id if it is not an address.
+
+    One of them is "".
+    """
     if by_key and len(set(by_key.values())) == 1:
         device_id = next(iter(by_key.values()))
         address = _address(device_id)

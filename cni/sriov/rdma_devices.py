@@ -113,7 +113,7 @@ def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
 
 @contextmanager
 def numbering_alone(paths: Paths) -> Iterator[None]:
-    """One call at a time makes the kernel number devices in the block. Blocks may be nested."""
+    """In the block, no other call makes the kernel number devices. Blocks may be nested."""
     if getattr(_own, "held", False):
         yield
         return

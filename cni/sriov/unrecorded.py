@@ -35,7 +35,7 @@ _UNKNOWN = -1  # index of an RDMA device: it keeps the name that it has
 
 
 def device_of(journal: Journal, attachment: Attachment, request: Request) -> str:
-    """The device with the attachment's mark, or else the one that the request names, or "".
+    """The device with the attachment's mark, or else the device that the request names, or "".
 
     A device without the mark counts only if there is a damaged file of this attachment, or if the
     runtime has a result of it: then another project's plugin attached it, and has lost its file.

@@ -55,7 +55,7 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> AbstractContextManager[Link
 def vf_of(
     paths: Paths, host: Rtnetlink, pf: str, index: int
 ) -> AbstractContextManager[tuple[Link, VF]]:
-    """The same, with the settings of its VF of that number. Also raises HostError."""
+    """As `pf_of`, with the settings of the VF of that number. Also raises HostError."""
     return _of_pf(paths, pf, lambda name: vfs.find(host, name, index))
 
 

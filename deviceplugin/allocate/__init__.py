@@ -1,4 +1,4 @@
-"""Allocation: which nodes and variables a container gets, and which device ids it best gets.
+"""Chooses device ids for a container, and the device nodes and variables that it gets.
 
 `container_devices` makes the answer of Allocate from `device_files`, `environment` and `cdi`.
 `preferred` chooses the best HCAs near GPUs. `device_info` writes the files for Multus.

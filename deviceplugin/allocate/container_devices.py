@@ -152,7 +152,7 @@ class _NodeLookup:
         return usable
 
     def look_up(self, hca: HCA) -> str | None:
-        """Look up an HCA's nodes. Returns why it cannot be used, or `None`."""
+        """Look up an HCA's nodes. Returns the reason if the HCA cannot be used, else `None`."""
         if hca.id not in self.nodes_of:
             try:
                 hca_nodes = device_files.of_hca(self._paths, self._pool, hca, self._manager)

@@ -1,7 +1,7 @@
 """Looks up and checks the device nodes of an HCA.
 
-A node must be a character device with the numbers of sysfs. Some distributions have a directory
-/dev/infiniband/by-path, and a node with old numbers may be another HCA's.
+A node must be a character device with the numbers of sysfs. Other files in /dev/infiniband, such as
+the directory by-path, are no nodes. A node with old numbers may belong to another HCA.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,8 @@ def inside(name: str) -> str:
 def gives_uverbs(pool: Pool, hca: HCA) -> bool:
     """Whether a container gets the HCA's verbs devices.
 
-    If some selectors of a pool have isRdma, HCAs that only the remaining ones match come without.
+    If some selectors of a pool have isRdma, an HCA that only the other selectors match gets no
+    verbs devices.
     """
     if not pool.config.rdma:
         return False

@@ -35,7 +35,7 @@ def path(paths: Paths, resource: str, device_id: str) -> Path:
 
 
 def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) -> bool:
-    """Write the file of an id that stands for these HCAs; whether it has one.
+    """Write the file of an id that stands for these HCAs. Returns whether the id has a file.
 
     The specification has no type for several HCAs (mode "all"), SFs and software devices: they have
     no file, and an old file is removed. Raises OSError.

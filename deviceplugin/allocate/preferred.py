@@ -2,9 +2,9 @@
 
 Without GPUs, each HCA is taken once before any is taken twice, the least loaded first, from the
 switches in turn, so that each switch keeps HCAs for its free GPUs. With the addresses of the
-container's GPUs, each GPU gets one HCA at the least total distance. Where a GPU may be chosen after
-its HCAs, these are near an open GPU, which is one with room. A pool that packs takes as few HCAs as
-possible, and of these the most loaded.
+container's GPUs, each GPU gets one HCA at the least total distance. If the container's GPU is
+chosen after its HCAs, the HCAs are near an open GPU. An open GPU has room for the container. A pool
+that packs takes as few HCAs as possible, and of these the most loaded.
 
 VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions.
 
@@ -44,7 +44,7 @@ def preferred(
     topology: Topology,
     open_gpus: Sequence[str] = (),
 ) -> list[str]:
-    """`size` different ids of `available`, fewer only if there are fewer.
+    """Choose `size` different ids of `available`, or all if `available` has fewer.
 
     The available ids of `must_include` come first, ids that the pool does not have last. `held` has
     the number of allocated ids of each HCA. `open_gpus` are the GPUs of which the container may get
@@ -63,7 +63,10 @@ def preferred(
 
 
 class _PreferenceSearch:
-    """One request: the free ids by place, which is the PF's address, and the choice so far."""
+    """The search for one request. Holds the free ids by place and the choice so far.
+
+    A place is a PF's address.
+    """
 
     def __init__(
         self,
@@ -141,7 +144,10 @@ class _PreferenceSearch:
         return taken
 
     def _packed(self, size: int) -> Iterator[str]:
-        """As few HCAs as possible: one with enough ids if there is one, else the one with most."""
+        """Choose from as few HCAs as possible.
+
+        An HCA with enough ids is best, else the HCA with the most ids.
+        """
 
         def order(place: str) -> tuple[int, ...]:
             return (
@@ -160,7 +166,10 @@ class _PreferenceSearch:
             yield from [place] * number
 
     def _near(self, size: int) -> Iterator[str]:
-        """One HCA for each GPU at the least total cost; if too few, for different switches."""
+        """Choose one HCA for each GPU at the least total cost.
+
+        If there are too few ids, serve different switches.
+        """
         gpus = self._unserved()[:_EXACT]
         places = sorted(
             (place for place in self._free if not self._taken[place]), key=self._rank.__getitem__
@@ -184,7 +193,7 @@ class _PreferenceSearch:
         return (cost * 4096 + min(load, 4095)) * 65536 + self._rank[place]
 
     def _unserved(self) -> list[str]:
-        """The GPUs that no HCA of `must_include` serves. Each of these serves its nearest GPU."""
+        """The GPUs that no HCA of `must_include` serves. Each such HCA serves its nearest GPU."""
         gpus = list(self._gpus)
         for place in sorted(self._taken, key=_order):
             if gpus:
@@ -192,7 +201,10 @@ class _PreferenceSearch:
         return gpus
 
     def _balanced(self, size: int) -> Iterator[str]:
-        """One at a time: every HCA once, near the GPUs if there are any, the switches in turn."""
+        """Choose one id at a time.
+
+        Each HCA is used once, near the GPUs if there are any, from the switches in turn.
+        """
         nearest = {
             place: min((self._cost(place, gpu) for gpu in self._gpus), default=0)
             for place in self._free
@@ -285,7 +297,9 @@ def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int,
 
 
 def _hungarian(table: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Row → column of a table with no more rows than columns.
+    """Assign a column to each row at the least total cost.
+
+    The table has at least as many columns as rows.
 
     Kuhn's method by shortest augmenting paths with potentials (Jonker and Volgenant): rows are
     added one at a time, and earlier rows move to other columns. Index 0 means "none".

@@ -80,9 +80,11 @@ class Streams:
         self._open: list[_Stream] = []  # oldest first
 
     def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
-        """Yields when this call must compare the list: now, then after `changed`, COALESCE apart.
+        """Yields each time that this call must compare the list: now, and after each `changed`.
 
-        The value is whether it must send the list even if that has not changed.
+        Two turns are at least COALESCE seconds apart.
+
+        A yielded True means that the call must send the list even if the list has not changed.
         """
         stream = _Stream()
         with self._changed:

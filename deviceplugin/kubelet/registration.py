@@ -85,7 +85,7 @@ class PluginServer(StepThread):
     def changed(self, *, again: bool = False) -> None:
         """Send the listing to its readers if it has changed, or with `again` in any case.
 
-        The kubelet writes its checkpoint with every list that it gets.
+        The kubelet writes its checkpoint each time it gets a list.
         """
         self._streams.changed(again=again)
 

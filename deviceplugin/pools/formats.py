@@ -1,9 +1,9 @@
 """Reads the configuration in any of its three formats.
 
-Besides our own these are the formats of the Mellanox shared plugin and of the SR-IOV plugin,
-recognized by their top-level keys `configList` and `resourceList`. A file may have all three. An
-error in those plugins is an error here. Their keys match in upper and lower case, as in their Go
-decoder. A key that would change what a pod gets, and that is not supported, is refused.
+The formats are our own, that of the Mellanox shared plugin (top-level key `configList`), and that
+of the SR-IOV plugin (`resourceList`). A file may have all three. A file that one of those plugins
+rejects is rejected here too. Their keys match in upper and lower case, as in their Go decoder. A
+key that would change what a pod gets, and that is not supported, is refused.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
 sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their READMEs.
@@ -83,7 +83,9 @@ _ACCELERATOR = "accelerators are not offered: leave this resource to the SR-IOV 
 def load(
     path: Path, *, prefix: str = "", cdi: bool = False, required: bool = False
 ) -> DevicePluginConfig:
-    """Read the configuration file; the default pool if it does not exist and is not `required`.
+    """Read the configuration file.
+
+    Returns the default pool if the file is missing, unless `required`.
 
     `prefix` and `cdi` as in `parse`. Raises ConfigError.
     """
@@ -103,8 +105,9 @@ def load(
 def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> DevicePluginConfig:
     """The configuration in a file's content; errors call the file `name`. Raises ConfigError.
 
-    `prefix` is the domain of resources for which another plugin's file has none; "" for that
-    plugin's default. With `cdi` every pool uses CDI, even if the file does not ask for that.
+    `prefix` is the domain of resources if another plugin's file names no domain. If `prefix` is "",
+    that plugin's default domain is used. With `cdi` every pool uses CDI, even if the file does not
+    ask for that.
     """
     try:
         configuration = _read(documents.decode(content, name), name, prefix)
@@ -146,7 +149,10 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
 
 
 def _check_interval(parts: dict[str, Any], name: str) -> None:
-    """Changes are seen at once, so the interval has no effect; a wrong one is an error."""
+    """Changes are seen at once, so the interval has no effect.
+
+    An invalid interval is still an error.
+    """
     where = f"{name}: periodicUpdateInterval"
     if "periodicUpdateInterval" in parts and "configList" not in parts:
         raise DocumentError(f"{where}: goes with configList: remove it")

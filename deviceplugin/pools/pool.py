@@ -55,8 +55,8 @@ def pools(
 ) -> list[Pool]:
     """The pools with their share of `hcas`, in the configuration's order.
 
-    `kept` has, by resource, the ids of HCAs that containers hold: these stay in their pool even if
-    no selector matches any more, and no other pool without `overlap` gets them. `used` are the
+    `kept` has the ids of HCAs that containers hold, by resource. A held HCA stays in its pool even
+    if no selector matches any more. No other pool without `overlap` gets this HCA. `used` are the
     interfaces of the host's default route (`used_netdevs`). `worked` has the ids of HCAs that had a
     working port at some time: a pool with `only_working` continues to offer them.
     """
@@ -72,7 +72,7 @@ def pools(
 def used_netdevs(paths: Paths) -> frozenset[str]:
     """The interfaces of this network namespace's IPv4 default routes, and those below them.
 
-    Below a bond, bridge or VLAN are its members or its parent (lower_* in sysfs).
+    The members of a bond or bridge and the parent of a VLAN are below it (lower_* in sysfs).
     """
     try:
         lines = (paths.proc / "net/route").read_text().splitlines()[1:]

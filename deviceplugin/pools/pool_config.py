@@ -76,7 +76,7 @@ def is_part(key: str) -> bool:
 
 
 def together_problem(pools: Sequence[PoolConfig], gpus: Sequence[GpuPoolConfig]) -> str | None:
-    """Why one node cannot offer all of these pools, or `None`."""
+    """The reason if one node cannot offer all of these pools, or `None`."""
     names = [pool.resource for pool in pools] + [name for of in gpus for name in of.resources]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:

@@ -115,7 +115,7 @@ class GpuInventory:
         return gpu.address in self._ready
 
     def _learn(self) -> None:
-        """Read the memory sizes. They stay known while the driver is reloaded."""
+        """Read the memory sizes. The sizes are kept while the driver is reloaded."""
         try:
             self._memory |= self._source()
             self._problems.tell(_MEMORY, None)

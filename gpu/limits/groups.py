@@ -196,7 +196,7 @@ class Groups:
                 opened.write(processes=changed)
 
     def _keep(self, group: str, limit: Limit) -> bool:
-        """Set the limit in the present files. Returns False if they must be replaced."""
+        """Set the limit in the present files. Returns False if the files must be replaced."""
         try:
             opened = self._open(group)
         except GroupError:

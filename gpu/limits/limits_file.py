@@ -112,7 +112,10 @@ class LimitsFile:
         return whole and (status.st_dev, status.st_ino) == self._place
 
     def header(self) -> layout.PfLimitsHeader:
-        """The header. While its sequence number stays the same and even, the content does too."""
+        """The header.
+
+        The file's content is stable while the sequence number in the header is even and unchanged.
+        """
         return layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
 
     def limit(self) -> Limit:

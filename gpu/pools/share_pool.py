@@ -1,7 +1,8 @@
 """Shares of GPUs: a pool whose ids are shares, the free share of each GPU, and the choice of a GPU.
 
 An id names a GPU but does not bind the container to it: the kubelet chooses the ids of each
-resource independently. The ledger has the GPU of each container, which has all of its shares.
+resource independently. The ledger records one GPU for each container. All shares of the container
+are on this GPU.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -227,7 +228,8 @@ def healthy_ids(
 ) -> set[str]:
     """The free ids that may be allocated: the number that fits on the GPUs together.
 
-    Ids of GPUs with enough free come first. The GPUs of the rest are full with other ids.
+    Ids of GPUs with enough free come first. The remaining ids are of GPUs that are full, because
+    containers hold shares of them under other GPUs' ids.
 
     Args:
         free_ids: the ids of each healthy GPU that no container holds, by address.

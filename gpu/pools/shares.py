@@ -79,7 +79,7 @@ class ShareService(ServedPool):
         )
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Any ids: the GPU is chosen when the container starts."""
+        """Choose any free ids, because the GPU is chosen when the container starts."""
         return gpu_ids.preferred({}, available, must_include, size, {}, spread=False)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:

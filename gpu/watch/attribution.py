@@ -25,7 +25,10 @@ class Attribution:
     def memory(
         self, used: Mapping[str, PidBytes]
     ) -> tuple[dict[tuple[str, str], dict[int, int]], dict[str, dict[int, int]]]:
-        """Bytes by pid: for each group and GPU, and for each GPU of processes without a group."""
+        """The memory in bytes by pid, for each group and GPU.
+
+        The second mapping has the processes without a group, for each GPU.
+        """
         groups = self._groups_of(pid for of_gpu in used.values() for pid in of_gpu)
         by_group: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         unaccounted: dict[str, dict[int, int]] = {uuid: {} for uuid in used}

@@ -1,8 +1,8 @@
 """Compute shares of a GPU: the agent corrects the estimates of the shims' gates.
 
 The gate (shim/gate.c) delays the launches of a group by their estimated GPU time. Each `TICK` the
-agent compares the payments of the group with the GPU time that the driver reports, settles the
-difference, and sets `kappa`, the factor of the group's estimates (`time_account`).
+agent compares the payments of the group with the GPU time that the driver reports, and settles the
+difference. Then it sets `kappa`, the factor that corrects the group's estimates (`time_account`).
 
 Times are in seconds unless a name ends in ns. Shares are fractions of a GPU.
 """
@@ -107,7 +107,7 @@ class ShareController:
     def __call__(
         self, used: Mapping[tuple[str, str], UsedTime], measured: Mapping[str, float]
     ) -> None:
-        """Correct the shares after a tick. `used` is by group and UUID.
+        """Correct the shares after a tick. `used` has the used time by group and GPU UUID.
 
         `measured` has the GPUs that the driver reported, with the variance of a group's time in
         seconds². Groups on these GPUs that are not in `used` used no time. Groups on other GPUs,

@@ -1,7 +1,7 @@
 """Reports or kills processes that use more memory of a GPU than the limit of their group.
 
 Over-use counts if two samples in a row show it. Only the driver's figures and the kernel's
-identification of processes count; tenants cannot influence them.
+identification of processes count, because tenants cannot change these.
 """
 
 import logging
@@ -67,7 +67,10 @@ class Enforcement:
         self._over: dict[str, int] = {}  # samples in a row with over-use, by group
 
     def decide(self, sample: NodeSample, nvml: Nvml | None) -> None:
-        """Act on a sample. A GPU that the driver did not report starts again at 0."""
+        """Act on a sample.
+
+        A tenant without over-use in this sample, or without a report, starts again at 0.
+        """
         over = [tenant for tenant in sample.tenants if tenant.overuse_bytes]
         self._over = {
             tenant.tenant.group: self._over.get(tenant.tenant.group, 0) + 1 for tenant in over

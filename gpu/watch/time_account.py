@@ -6,8 +6,9 @@ later. The use since any moment has two bounds:
     use of the finished launches  <=  use  <=  use of all launches
 
 A group that used more than it paid must pay the rest. A group that paid more for its finished
-launches than it used gets a refund. `after_tick` settles both. In the same way the estimates of
-finished and of all launches bound kappa, the factor that corrects the estimates.
+launches than it used gets a refund. `after_tick` settles both. kappa is the factor that corrects
+the estimates: use / estimate. It is bounded in the same way, by the estimates of the finished
+launches and of all launches.
 
 The launches of a killed process never finish. They count as finished once the group has neither
 launched nor used anything for a while.

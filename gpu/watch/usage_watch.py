@@ -92,7 +92,10 @@ class Watch:
         self._capacities: dict[str, int] = {}  # bytes, by GPU
 
     def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
-        """Take a sample. Without NVML it has the groups' own figures, and `problem`."""
+        """Take a sample.
+
+        Without NVML the sample has only the groups' own figures, and `problem`.
+        """
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
         files = self._read(tenants)
         before = {group: region.slots for group, region in self._regions(files).items()}

@@ -74,8 +74,8 @@ def move(
     Separate messages would cost more: every move waits ~16 ms for an RCU barrier. The caller must
     have checked that `name` is free in the target, because the kernel answers EEXIST only after the
     move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move, address, MTU,
-    name, alias, up. So an interface with the alias has been moved. An `mtu` of 0 and a `mac` of ""
-    do not change.
+    name, alias, up. So an interface with the alias has been moved. If `mtu` is 0 or `mac` is "",
+    this property does not change.
     """
     request = _set(
         link,
@@ -134,7 +134,7 @@ def down(link: Link) -> ChangeRequest:
 
 
 def flagged(link: Link, flags: int, mask: int) -> ChangeRequest:
-    """Set those IFF_* of `mask` that are in `flags`, and clear the rest of `mask`."""
+    """Set the IFF_* bits of `mask` that are in `flags`. Clear the other bits of `mask`."""
     words = " and ".join(
         f"{word} {'on' if flags & flag else 'off'}"
         for word, flag in links.FLAGS.items()

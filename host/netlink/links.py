@@ -195,7 +195,7 @@ def require(route: Rtnetlink, name: str) -> Link:
 def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
     """The interface as soon as it has carrier, or its state after `seconds`.
 
-    `link` is its state just now. Raises LinkMissing if it goes away.
+    `link` is the interface as the caller read it last. Raises LinkMissing if it goes away.
     """
     latest = link
     end = 0.0

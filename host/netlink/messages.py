@@ -214,7 +214,10 @@ class LinkMessage(_Message, ifinfmsg):
                 fields = (("vf", "I"), ("mac", "32s"))
 
             class vf_ib_node_guid(nla):
-                """pyroute2 takes the number, in the host's byte order, for 32 bytes."""
+                """pyroute2 decodes this 64-bit number as 32 bytes.
+
+                It is in the host's byte order.
+                """
 
                 fields = (("vf", "I"), ("__align", "4x"), ("guid", "Q"))
 

@@ -124,8 +124,8 @@ def by_index(socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
 def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace) -> None:
     """Move a device to another namespace. It is there when this returns.
 
-    The socket must be in the device's namespace. The thread enters that too, because the kernel
-    compares it with the sending thread's namespace (ib_device_set_netns_put).
+    The socket must be in the device's namespace. The thread enters this namespace too, because the
+    kernel compares the device's namespace with the thread's (ib_device_set_netns_put).
     """
     what = f'moving RDMA device "{device.name}" into netns "{target.path}"'
     try:

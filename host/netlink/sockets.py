@@ -227,7 +227,7 @@ class Rtnetlink(NetlinkSocket):
 
 
 def netlink(namespace: NetworkNamespace | None = None) -> Rtnetlink:
-    """A socket in `namespace`, by default the thread's own. It stays there when used outside."""
+    """A socket in `namespace`, by default the thread's own. The socket stays in this namespace."""
     if namespace is None:
         return Rtnetlink()
     with namespace.entered():

@@ -63,7 +63,7 @@ def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
 
 
 def set_mac(route: Rtnetlink, pf: Link, index: int, mac: str) -> None:
-    """Set the administrative address. Some drivers report the old one for a while."""
+    """Set the administrative address. Some drivers report the old address for a while."""
     address = bytes.fromhex(mac.replace(":", ""))
     what = _what(f"hardware address {mac}", pf, index)
     _set(route, pf, what, "", ("IFLA_VF_MAC", {"vf": index, "mac": address}))

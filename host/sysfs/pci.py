@@ -191,7 +191,10 @@ def is_software(paths: Paths, rdma: str) -> bool:
 
 
 def uverbs_of(paths: Paths, rdma: str) -> str:
-    """The name of an RDMA device's character device ("uverbs0"), or "". Binding changes it."""
+    """The name of an RDMA device's character device ("uverbs0"), or "".
+
+    Binding may change the name.
+    """
     for uverbs, entry in _below(f"{paths.sysfs}/class/infiniband_verbs").items():
         if attribute_files.text(f"{entry}/ibdev") == rdma:
             return uverbs

@@ -24,7 +24,10 @@ _TWO_LEVELS = frozenset(((0x1000, 0xC010), (0x1000, 0xC030)))
 
 
 class Distance(enum.IntEnum):
-    """nvidia-smi's classes. SAME is its X: the device itself or another function of the card."""
+    """The distance classes of nvidia-smi.
+
+    SAME ("X" in its table) is the device itself or another function of the same card.
+    """
 
     SAME = 0
     PIX = 1  # at most one PCIe switch between them

@@ -62,8 +62,8 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     configuration, which follow. `gateway` is the common gateway, also for requested addresses of a
     network without ranges. `requested` are addresses as (JSON path, text). `hops` maps the next
     hops of the configuration to their descriptions: no pod gets one. `idle` are keys without
-    effect, `notes` are for the operator. `pools` are keys of another plugin's pools, which rules
-    name in place of `network_name`.
+    effect, `notes` are for the operator. `pools` are the keys of another plugin's pools. Rules then
+    name a pool instead of `network_name`.
     """
 
     sets: tuple[RangeSet, ...] = ()

@@ -50,9 +50,9 @@ def _keys_of(shape: type) -> frozenset[str]:
 class RangeReader:
     """Makes the ranges of a configuration, under common settings.
 
-    `domain` returns the domain of a network's addresses, `gateway` is the common gateway of its
-    family, `use_all` says whether network and broadcast addresses may be handed out. `notes`
-    collects warnings for the operator. All ranges of a reader count towards the limits.
+    `domain` returns the domain of a network's addresses. `gateway` is the common gateway of its
+    family. If `use_all`, network and broadcast addresses may be handed out. `notes` collects
+    warnings for the operator. All ranges of a reader count towards the limits.
     """
 
     def __init__(
@@ -140,7 +140,10 @@ class RangeReader:
 
 
 def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The present spelling of a key (or the first), with its value."""
+    """The spelling of a key that the range uses, with its value.
+
+    Returns the first spelling if the key is missing.
+    """
     used = [key for key in keys if getattr(options, key)]
     if len(used) > 1:
         raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": leave one out')

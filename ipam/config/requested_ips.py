@@ -22,9 +22,11 @@ class _RequestedAddress(msgspec.Struct, frozen=True):
 
 
 def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ...]:
-    """The sets of a network with this pod's requests, then its static addresses. A requested
-    address replaces the one that its range would yield; in a network without ranges it is added.
-    Raises CNIError 7 or 4 for requests that cannot be granted."""
+    """The range sets of a network for this pod, followed by the static addresses.
+
+    A requested address replaces the one that its range would yield; in a network without ranges it
+    is added. Raises CNIError 7 or 4 for requests that cannot be granted.
+    """
     requests, gateways = _requests(options, arguments), _gateways(arguments)
     for request in requests:
         if request.address in options.hops:
@@ -110,7 +112,10 @@ def _own_set(
 def _range_of(
     request: _RequestedAddress, options: IpamOptions, sets: list[RangeSet]
 ) -> tuple[int, Range]:
-    """The first set that may yield the address and is not fixed yet, and the range in it."""
+    """The range that may yield the address, with the index of its set.
+
+    Sets with a requested address are skipped.
+    """
     address = request.address
     occupied = ""
     refusal = ""

@@ -26,7 +26,10 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write the reservations' statuses. Free blocks without one, and second blocks of a pod."""
+    """Write the reservations' statuses.
+
+    Also free the blocks that have no reservation, and second blocks of a pod.
+    """
     reservations = tuple(reservations)
     named = {name_of(each): each for each in reservations}
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)

@@ -62,7 +62,7 @@ class BlockIndex:
 
 
 class Contradiction(NamedTuple):
-    """An inconsistency, and the pool that it endangers ("" for none)."""
+    """An inconsistency between blocks, and the pool that it endangers (or "")."""
 
     pool: str
     text: str

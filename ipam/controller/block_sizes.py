@@ -3,8 +3,8 @@
 The API server keeps two claims of equal addresses apart only if their names are equal. So
 overlapping pools of one space have one block size, and a private pool lies in the shared space if a
 shared pool has the same range. Both are decided once. A change begins only when no block of the old
-kind exists: one round writes that nothing is decided (agents read the pool after each claim, and
-then drop the claim), and the next round looks for blocks again and decides.
+kind exists, and takes two rounds. The first round writes that nothing is decided. Agents read the
+pool after each claim, and now drop the claim. The second round looks for blocks again and decides.
 """
 
 from collections import defaultdict
@@ -142,7 +142,10 @@ class _Planning:
             self._planned[each.name] = _CHANGING
 
     def _plan_unused(self, group: Sequence[Ranged]) -> None:
-        """Plan one size for all: nothing is leased, so the decision may change."""
+        """Plan one size for all pools of the group.
+
+        No block is leased, so the decision may change.
+        """
         # An administrator's size goes before that of a definition, which any tenant writes.
         first = [each for each in group if not is_made(each.pool)] or group
         written = [each.pool.spec.block_size for each in first]
@@ -206,7 +209,11 @@ def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
 
 
 def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
-    """The pool with blocks of that size; `later`: its spec may name another size for later."""
+    """Plan blocks of `size` addresses for the pool.
+
+    If `later`, the pool's spec may name another size, which takes effect when the pool has no
+    block.
+    """
     written = each.pool.spec.block_size
     if size > _length(each.interval):
         return _refused(f"{each.pool.spec.range} is smaller than a block of {size} addresses")

@@ -35,8 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReadDefinition(msgspec.Struct, frozen=True):
-    """The kept part of a definition: its metadata, its pools, and its mistake if any. Not its
-    configuration, whose size tenants choose."""
+    """The kept part of a definition: its metadata, its pools, and its mistake if any.
+
+    The configuration is not kept, because tenants choose its size.
+    """
 
     metadata: ServerMeta
     pools: Mapping[str, PoolSpec] = {}
@@ -80,8 +82,10 @@ def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
 
 
 class PoolMaker:
-    """Makes and deletes pools: the memory of one leader. At most `most` pools are made for one
-    namespace, since tenants write definitions."""
+    """Makes and deletes pools. A new leader makes a new `PoolMaker`.
+
+    At most `most` pools are made for one namespace, since tenants write definitions.
+    """
 
     def __init__(
         self, api: ClusterApi, clock: Callable[[], float], reports: Reports, most: int
@@ -139,8 +143,10 @@ class PoolMaker:
     def _remove(
         self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
     ) -> None:
-        """Delete made pools that are unused for a while. A watch may be late, so read again
-        first."""
+        """Delete unused pools that this controller made, after `UNUSED_FOR` seconds.
+
+        A watch may be late, so read again first.
+        """
         now = self._clock()
         idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
         self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}
@@ -191,8 +197,10 @@ class PoolMaker:
 
 
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
-    """Why another pool's name stands in the way. "fd00:1::/64" alone and "1::/64" of the network
-    name "fd00" both have "fd00-1--0-64"."""
+    """The reason why the pool's name is used by another pool.
+
+    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
+    """
     return (
         f"AddressPool {name} has the range {there.range}, and not {asked.range}: use another "
         '"network_name"'

@@ -87,13 +87,13 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether the statuses differ only in counts and hints, by which no node decides."""
+    """Whether the statuses differ only in counts and hints. No node decides by these."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
 
 
 def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
-    """How many blocks no node leases and a network may hand out an address of."""
+    """How many blocks are not leased and have an address that a network may hand out."""
     size, base = geometry.block_size, geometry.range.address
     runs = (
         range(-(-(hole.first - base) // size), (hole.last + 1 - base) // size) for hole in holes

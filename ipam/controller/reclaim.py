@@ -189,8 +189,10 @@ class Reclaim:
         return 1
 
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
-        """Whether pods are bound to the name of a missing Node: then the wait starts again. A
-        request for each Node, so it is made only now: many Nodes may go at once."""
+        """Whether pods are bound to the name of a missing Node. If so, the wait starts again.
+
+        A request for each Node, so it is made only now: many Nodes may go at once.
+        """
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
             return False
@@ -216,8 +218,11 @@ def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False)
 
 
 def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
-    """Free a block whose machine is off, by an administrator's word; False if the block changed.
-    Fence, then delete: a holder that is still alive can renew between the two steps."""
+    """Free a block because an administrator says that its machine is off.
+
+    Returns False if the block changed. Fence, then delete: a holder that is still alive can renew
+    between the two steps.
+    """
     try:
         if is_let_go(block):
             return True

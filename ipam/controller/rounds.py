@@ -71,9 +71,11 @@ class OtherPools(Protocol):
 
 
 class Rounds:
-    """The memory of one leader between rounds. A new leader begins with nothing. `clock` is
-    monotonic, `wall` gives times for people. `reclaim` belongs to this leader, its counts outlive
-    it."""
+    """The memory of one leader between rounds. A new leader begins with nothing.
+
+    `clock` is monotonic, `wall` gives times for people. `reclaim` is made for this leader; the
+    counts in it are kept for the next leader.
+    """
 
     def __init__(
         self,

@@ -68,7 +68,8 @@ _PAUSE = 0.05  # seconds
 class PoolShare(msgspec.Struct, frozen=True):
     """The part of an AddressPool that nodes may use. Pods of whereabouts have `held`. Blocks are
     leased within `offered`, or anywhere if it is `None`. `conflicts` are addresses that both gave
-    to a pod, a sentence each. `problem` is why nothing may be leased."""
+    to a pod, a sentence each. `problem` is the reason if no block may be leased, else "".
+    """
 
     held: tuple[Interval, ...] = ()
     offered: tuple[Interval, ...] | None = None
@@ -253,7 +254,10 @@ class Sharing:
         raise Conflict("patch IPPools: nodes of whereabouts change them all the time")
 
     def _complete(self, group: Mapping[str, AddressPool]) -> Sequence[IPPool]:
-        """All IPPools. Makes the missing one of each pool's range, before whereabouts does."""
+        """Returns all IPPools.
+
+        First makes a missing IPPool for the range of each pool, before whereabouts makes it.
+        """
         listed = list(self._listed(IPPool))
         namespaces = {each.metadata.namespace for each in listed} or {NAMESPACE}
         if len(namespaces) > 1:

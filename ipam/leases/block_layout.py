@@ -1,8 +1,8 @@
 """How a pool is cut into blocks, the names of pools and blocks, and the map of leased blocks.
 
-Blocks are aligned: block 0 begins at the first address of the range. A block's name is the lock on
-its addresses: two claims of equal addresses must collide. So a name is made of the space and the
-canonical text of the first address, and nothing else.
+Block 0 begins at the first address of the range. A block's name is the lock on its addresses: two
+claims of equal addresses must collide. So a name is made of the space and the canonical text of the
+first address, and nothing else.
 """
 
 import hashlib
@@ -75,9 +75,11 @@ def _interval(range_: str) -> Interval:
 
 
 def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
-    """Why the block must be ignored; "" if nothing is wrong. Any node may write a block. So a block
-    counts only if its name, space, size and place are those of its pool: then the name is the lock
-    on exactly these addresses. A pool without a decided space or size allows any."""
+    """The reason if the block must be ignored, else "". Any node may write a block.
+
+    So a block counts only if its name, space, size and place are those of its pool: then the name
+    is the lock on exactly these addresses. A pool without a decided space or size allows any.
+    """
     spec, decided = block.spec, pool.status
     try:
         first, last = interval(block)
@@ -156,7 +158,7 @@ def pool_name(network_name: str, range_: str, *, shared: bool = True) -> str:
 
 
 def space_name(network_name: str, range_: str, *, shared: bool = True) -> str:
-    """Where an address is unique: all ranges of a network name, or one private range."""
+    """The space in which an address is unique: one network name, or one private range."""
     label = _label(network_name) if network_name else "default"
     return label if shared else f"{label}-{_hash(range_)}"
 

@@ -70,9 +70,11 @@ class BlockStore:
             return tables.instance()
 
     def identify(self, machine: str) -> Instance:
-        """The store's identity as a lessee on that machine. A store that was copied from another
-        machine gets a new identity. The other machine has its blocks: they are forgotten, or lost
-        if they have reservations."""
+        """The store's identity as a lessee on that machine.
+
+        A store that was copied from another machine gets a new identity. The blocks belong to the
+        other machine. This store forgets them, or marks them as lost if they have reservations.
+        """
         with self._files.transaction() as tables:
             known = tables.instance()
             if known is not None and known.machine == machine:
@@ -104,8 +106,10 @@ class BlockStore:
                         tables.put_block(block)
 
     def serve(self, space: str, domain: str) -> dict[str, LeasedBlock] | None:
-        """Let the blocks of a space serve one more domain. Returns `None` if that changed a block,
-        otherwise all rows by name."""
+        """Let the blocks of a space serve one more domain.
+
+        Returns `None` if this changed a block, otherwise all rows by name.
+        """
         with self._files.transaction() as tables:
             blocks = {block.name: block for block in tables.blocks()}
             others = [
@@ -121,7 +125,10 @@ class BlockStore:
             return None if others else blocks
 
     def begin_return(self, name: str, uid: str) -> bool:
-        """Stop handing out addresses of a block; False if some are held."""
+        """Stop handing out addresses of a block.
+
+        Returns False if pods hold some of its addresses.
+        """
         with self._files.transaction() as tables:
             block = tables.block(name)
             if block is None or block.uid != uid or block.state == "lost":
@@ -142,7 +149,10 @@ class BlockStore:
                     tables.drop_block(name)
 
     def lose(self, name: str, uid: str) -> Mapping[int, Reservation]:
-        """Stop handing out addresses of a block that another node has; returns its reservations."""
+        """Stop handing out addresses of a block that another node has.
+
+        Returns the block's reservations.
+        """
         with self._gone(name, uid) as (tables, block):
             if block is None:
                 return {}
@@ -184,8 +194,10 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """How many addresses are held, by the runs. Of a sticky block, those of this boot: its pod may
-    be on another node now."""
+    """How many addresses are held, by the runs.
+
+    In a sticky block only addresses of this boot count, because its pod may be on another node now.
+    """
     if block.sticky:
         return sum(held.boot == block.boot for held in _held(tables, block).values())
     return sum(

@@ -32,9 +32,11 @@ class PodInterface(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A range of which a node needs an address; `fixed`: exactly the range's one address. With
-    `sticky`, only the address that is reserved for that pod interface will do. `pool` is the pool's
-    range. It differs from the range itself for a fixed address only."""
+    """A range in which a node needs an address. If `fixed`, the range is exactly this one address.
+
+    If `sticky`, only the address that is reserved for this pod interface is allowed. `pool` is the
+    pool's range. It differs from the range itself for a fixed address only.
+    """
 
     range: Range
     pool: PoolRange
@@ -83,13 +85,13 @@ class Claims(Protocol):
         """
 
     def low(self, wants: Sequence[Want]) -> None:
-        """Report that an address of each was handed out, and few are left in this node's blocks."""
+        """Report that few free addresses of these ranges are left in this node's blocks."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """Report that a pod got no address, or an address without a probe."""
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """Why `claim` would probably fail, without a request."""
+        """The reason if `claim` would probably fail. Makes no request."""
 
 
 def of_agent(claims: Claims | None) -> Claims:
@@ -113,7 +115,7 @@ Lease = Callable[[Want, Callable[[], bool]], None]
 
 
 def key_of(want: Want) -> WantKey:
-    """The same for two wants that one block fulfils."""
+    """A key that is equal for two wants that one block fulfils."""
     return *want.pool, want.range.parts, want.fixed, want.sticky
 
 
@@ -195,7 +197,7 @@ class Attempts:
             attempt.over.set()
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """Why the last claim for one of the wants failed, if that was a short time ago."""
+        """The reason of the last failed claim for one of the wants, if it is recent."""
         told = (self._refusals.get(want.pool_name) for want in wants)
         since = time.monotonic() - RECENT
         texts = (each[1].message for each in told if each and each[0] > since)

@@ -130,7 +130,10 @@ class Claimant:
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
     ) -> AddressBlock | None:
-        """The block for the pod's name, taken over; `None` if this node has it. See `claim`."""
+        """Take over the block for the pod's name. Returns `None` if this node has the block.
+
+        See `claim`.
+        """
         if found.metadata.name not in mine:
             self._require_few(pool, mine.values())
         used = self._sticky.use(found, pool, want)
@@ -252,7 +255,10 @@ class Claimant:
 def post(
     api: ClusterApi, clock: Callable[[], float], new: AddressBlock
 ) -> tuple[AddressBlock | None, float]:
-    """The stored block, or `None` if another node has it; and a time before this was known."""
+    """POST the block.
+
+    Returns the stored block (`None` if another node has it) and a time before the answer.
+    """
     for attempt in range(_ATTEMPTS):
         at = clock()
         try:
@@ -276,9 +282,9 @@ def post(
 class Candidates:
     """The order in which the node tries blocks of a pool; `instance` identifies its store.
 
-    Each node has its own order, so that nodes which claim at once try different blocks. Each first
-    tries the index of its last leased block: nodes that won different indexes of one pool then do
-    not compete for the next pool of the same pods.
+    Each node has its own order, so that nodes which claim at once try different blocks. Each node
+    first tries the index of its last leased block. So nodes that got different indexes in one pool
+    do not compete for the same block of the next pool.
     """
 
     def __init__(self, instance: str) -> None:

@@ -1,8 +1,9 @@
 """Confirms this node's leases by one consistent LIST of the blocks of its instance.
 
 A block is confirmed if its object exists, has our instance and uid, is not being reclaimed, names
-this boot, and if the Node object exists. For addresses of pods the store is right, for the holder
-of a block the API server is. The time of a confirmation is taken before its first request.
+this boot, and if the Node object exists. If the two differ, the store decides about addresses of
+pods, and the API server about the holder of a block. The time of a confirmation is taken before its
+first request.
 """
 
 import logging
@@ -45,7 +46,10 @@ class Confirmation:
         self._events = events
 
     def run(self, at: float) -> Confirmed:
-        """Confirm all blocks, as of `at`: a time before the Node object was read. ApiError."""
+        """Confirm all blocks at the time `at`, which is before the Node object was read.
+
+        Raises ApiError.
+        """
         rows = self._store.blocks()  # before the LIST: each of these was POSTed
         # Blocks of an unreadable pool keep their limit.
         self._pools.read_all({row.pool for row in rows.values()})
@@ -126,8 +130,11 @@ class Confirmation:
     def _asserted(
         self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
-        """The object with this node and boot as its holder, and the time of that; `None` if it is
-        not ours. `row` is the store's row. A new `nonce` changes the object in any case."""
+        """Write this node and boot into the object.
+
+        Returns the object and the time, or `None` if the API server refuses the write. `row` is the
+        store's row. A new `nonce` changes the object in any case.
+        """
         spec = replace(
             found.spec,
             state="Active",

@@ -27,7 +27,7 @@ class LoggedFailures:
         self._closed = True
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Do some work; returns whether it succeeded."""
+        """Do some work. Returns whether it succeeded."""
         topic = f"{self._name}: {what}"
         try:
             work()
@@ -42,5 +42,5 @@ class LoggedFailures:
         return True
 
     def why(self, what: str) -> str:
-        """Why this work failed last time; "" if it succeeded."""
+        """The reason if this work failed last time, else ""."""
         return self._why.get(what, "")

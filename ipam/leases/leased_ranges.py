@@ -59,7 +59,10 @@ class LeasedView:
 
     @property
     def why_unconfirmed(self) -> str:
-        """Why this node's blocks give no address to a new pod; "" if they do or there are none."""
+        """The reason if this node's blocks give no address to a new pod.
+
+        Returns "" if they do, or if the node has no blocks.
+        """
         block, now = self._unconfirmed, self._looked_at
         if block is None:
             return ""
@@ -77,8 +80,11 @@ class LeasedView:
         )
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
-        """The sets within confirmed blocks, the fullest first. Empty if a set has no address there.
-        The clock is read here, so that no wait for the store comes between it and the hand-out."""
+        """The sets within confirmed blocks, the fullest first.
+
+        Returns [] if a set has no address in a confirmed block. The clock is read here, so that no
+        wait for the store comes between it and the hand-out.
+        """
         now = self._clock()
         self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now
@@ -86,7 +92,10 @@ class LeasedView:
         return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
-        """Want one more address of each set that is not bound to one; returns whether any is."""
+        """Want one more address of each set that is not fixed to one address.
+
+        Returns whether there is such a set.
+        """
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets

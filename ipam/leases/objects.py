@@ -100,8 +100,11 @@ class AddressPool(IpamResource, frozen=True, kw_only=True):
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The lessee of a block. `instance` (the identity of a node's store) decides. The other fields
-    are for people and for proofs of death."""
+    """The lessee of a block.
+
+    Two holders are the same if `instance`, the identity of the node's store, is equal. The other
+    fields are for people, and to prove that the node is off.
+    """
 
     instance: str
     node: str

@@ -62,7 +62,7 @@ def pod_of(sticky: StickySpec) -> PodInterface:
 
 
 def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
-    """Whether the block is for this pod; without a pod, whether it is for any pod."""
+    """Whether the block is for this pod. If no pod is given, whether the block is for any pod."""
     if pod is None or not block.sticky:
         return pod is None and not block.sticky
     return pod_of(of_row(block)) == pod
@@ -96,7 +96,7 @@ def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interv
 
 
 def preference(found: AddressBlock) -> tuple[bool, str, str]:
-    """Sorts the blocks of one pod: one with a holder counts first, then the oldest."""
+    """The sort key for the blocks of one pod: blocks with a holder first, then the oldest."""
     return is_let_go(found), found.metadata.creation_timestamp, found.metadata.name
 
 
@@ -175,15 +175,20 @@ class StickyClaims:
         return Reserved(spec, None)
 
     def is_alone(self, stored: AddressBlock, pool: AddressPool) -> bool:
-        """Whether no other block is for the same pod: two nodes may claim one at once. ApiError."""
+        """Whether no other block is for the same pod, because two nodes may claim at once.
+
+        Raises ApiError.
+        """
         sticky = stored.spec.sticky
         found = self._of_pod(sticky.reservation, pool, pod_of(sticky))
         return {block.metadata.name for block in found} <= {stored.metadata.name}
 
     def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
-        """The pod's blocks of a pool: one, except while two nodes try at once. A deleted
-        reservation of the same name may have blocks of another pool. A block of another size could
-        overlap another node's block."""
+        """The pod's blocks in a pool. There is one block, except while two nodes claim at once.
+
+        A deleted reservation of the same name may have blocks of another pool. A block of another
+        size could overlap another node's block.
+        """
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
@@ -194,8 +199,10 @@ class StickyClaims:
         ]
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
-        """The block of the pod's name, taken over; `None` if its row is usable already. Raises
-        CNIError 11 if another node still has it, 110 if it is excluded; Unusable, ApiError."""
+        """Take over the block for the pod's name. Returns `None` if its row is usable already.
+
+        Raises CNIError 11 if another node still has it, 110 if it is excluded; Unusable, ApiError.
+        """
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
             if row.is_confirmed(self._holder.boot, self._clock()):
@@ -249,7 +256,10 @@ class StickyClaims:
     def _taken_over(
         self, found: AddressBlock, pool: AddressPool, want: Want
     ) -> tuple[AddressBlock, LeasedBlock]:
-        """The block, now of this node, and its row, which is not written yet."""
+        """Take over the block for this node.
+
+        Returns the block and its row, which is not written yet.
+        """
         former, spec = found.spec.holder, found.spec
         address, node = spec.sticky.address, former.node
         if former.instance != self._holder.instance and not is_let_go(found):
@@ -278,9 +288,12 @@ def taken_over(
     found: AddressBlock,
     pool: AddressPool,
 ) -> tuple[AddressBlock, float] | None:
-    """A released block, now of this holder, and a time before that; `None` if another node was
-    faster. Raises Unusable, ApiError. The block is changed in any case: a late request of ours to
-    drain it must not find the version it expects."""
+    """Take over a released block.
+
+    Returns the block and a time before the update, or `None` if another node was faster. Raises
+    Unusable, ApiError. The block is changed in any case: a late request of ours to drain it must
+    not find the version it expects.
+    """
     changed = replace(
         found.spec,
         state="Active",

@@ -87,7 +87,7 @@ class Upkeep:
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
 
     def give_back(self, instance: str, guarded: Guarded) -> bool:
-        """Return unneeded blocks until a return fails; returns whether none failed."""
+        """Return unneeded blocks until a return fails. Returns True if no return failed."""
         surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
         returning = (each.block for each in self.survey.blocks if each.block.state == "returning")
         for block in (*returning, *surplus):
@@ -109,7 +109,7 @@ class Upkeep:
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
     def leased(self) -> None:
-        """A block was leased, and more may follow. Their status can wait."""
+        """A block was leased, and more may follow. Wait with the statuses of these blocks."""
         calm = min(self._clock() + _CALM, self._told_at + _LONGEST_STORM)
         self._tell_at = max(self._tell_at, calm)
 
@@ -122,7 +122,10 @@ class Upkeep:
                 self._tell_at = now
 
     def _tell_one(self) -> bool:
-        """Write the status of the block whose use changed most. False if none changed."""
+        """Write the status of the block whose use changed most.
+
+        Returns False if no block's use changed.
+        """
         changes = {
             each.block: abs(each.used - self._objects[each.block.name].status.used)
             for each in self.survey.blocks
@@ -151,8 +154,11 @@ class Upkeep:
         return True
 
     def _has_room(self, name: str, since: float) -> bool:
-        """Whether a pool can spare a block that is empty since then. The pool is read once after
-        the block became empty, and then now and then: more often with fewer free blocks."""
+        """Whether a pool can spare a block that is empty since then.
+
+        The pool is read once after the block became empty, and later again: more often if it has
+        fewer free blocks.
+        """
         if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
@@ -176,8 +182,10 @@ def _look_every(pool: AddressPool | None) -> float:
 
 
 def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBlock) -> None:
-    """Return a block of `instance` if no pod holds its addresses. Raises ApiError. If the first
-    request fails nothing is marked: the block may still be needed."""
+    """Return a block of `instance` if no pod holds its addresses. Raises ApiError.
+
+    If the first request fails, the block is not marked, because a pod may still need it.
+    """
     found = None
     with suppress(NotFound):
         found = api.get(AddressBlock, block.name)

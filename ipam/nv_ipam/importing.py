@@ -67,7 +67,10 @@ class _DaemonStore(msgspec.Struct, frozen=True):
 
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
-    """The daemon's reservations. OSError; CNIError 6 if damaged, 11 if the daemon runs."""
+    """The daemon's reservations.
+
+    Raises OSError, CNIError 6 if they are damaged, 11 if the daemon runs.
+    """
     _require_stopped(source.with_name("daemon.sock"))
     content = source.read_bytes()
     try:

@@ -2,8 +2,8 @@
 
 All pools share one space of addresses, so two overlapping pools never give an address twice. An
 AddressPool has the blocks of an IPPool, or the prefixes of a CIDRPool, of which a node leases one.
-Nodes read the rest of a pool here too. Addresses that `status.allocations` gives to a node are left
-to that node: its pods may have them from nv-ipam's daemon.
+Nodes also use this module to read the other parts of a pool. Addresses that `status.allocations`
+gives to a node are left to that node: its pods may have them from nv-ipam's daemon.
 """
 
 import logging
@@ -56,8 +56,11 @@ class NodePart(
     kw_only=True,
     rename={"node": "nodeName", "start": "startIP", "end": "endIP"},
 ):
-    """The part of one node, or of no node: a run of an IPPool, or a prefix of a CIDRPool. A prefix
-    without a gateway uses the pool's gateway index."""
+    """A run of addresses in an IPPool, or a prefix in a CIDRPool.
+
+    It belongs to `node`, or to no node if `node` is "". A prefix without a gateway uses the pool's
+    gateway index.
+    """
 
     node: str = ""
     start: str = ""
@@ -249,9 +252,11 @@ def address_pool(pool: NvPool) -> AddressPool:
 
 
 class NvPools:
-    """Makes and updates an AddressPool for each pool of nv-ipam: the memory of one leader. `items`
-    returns the known pools, `close` stops following them. `kept_out` has the addresses that no pod
-    gets, by AddressPool; none if two pools share it."""
+    """Makes and updates an AddressPool for each pool of nv-ipam. Each leader has its own object.
+
+    `items` returns the known pools, `close` stops following them. `kept_out` has the addresses that
+    no pod gets, by AddressPool. An AddressPool that two pools share has no such addresses.
+    """
 
     def __init__(
         self,
@@ -266,7 +271,8 @@ class NvPools:
 
     def keep(self, pools: dict[str, AddressPool], reports: "Reports", steps: "Steps") -> int:
         """Bring the AddressPools up to date, on the API server and in `pools`; returns how many
-        pools get none. Of pools with one range, the oldest decides."""
+        pools get none. If several pools have the same range, the oldest pool decides.
+        """
         wanted: dict[str, tuple[NvPool, AddressPool]] = {}
         self.kept_out = {}
         unusable = 0

@@ -128,7 +128,10 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
 def _requested(
     of_runtime: Sequence[str], of_pod: Sequence[str], arguments: Arguments
 ) -> tuple[tuple[str, int], ...]:
-    """The first of the three ways that is used; a prefix length is not looked at, as there."""
+    """The request by the first of the three ways that is used.
+
+    A prefix length is ignored, as in nv-ipam.
+    """
     where, ips, code = "runtimeConfig.ips", of_runtime, Code.INVALID_CONFIG
     if not ips:
         where, ips = "args.cni.ips", of_pod
@@ -193,7 +196,10 @@ def pools_file(directory: Path) -> str:
 
 
 def read_pools(directory: Path) -> NodePools | None:
-    """The pools that the agent last saw; `None` before the first. Raises CNIError 5 or 112."""
+    """The pools that the agent read last. Returns `None` if the agent has read no pools yet.
+
+    Raises CNIError 5 or 112.
+    """
     path = pools_file(directory)
     try:
         return _decoded(path, read_file(path))
@@ -222,7 +228,7 @@ class PoolRange(Range, frozen=True, kw_only=True):
     is_gateway: bool = False
 
     def restricted(self, intervals: Iterable[Interval]) -> Range:
-        """See Range.restricted: in the network of the first of these addresses."""
+        """As Range.restricted, in the network of the first of these addresses."""
         parts = merged(part for interval in intervals for part in self.within(interval))
         network = self.pool.prefix_at(parts[0].first if parts else self.first)
         whole = Range(
@@ -240,9 +246,11 @@ class PoolRange(Range, frozen=True, kw_only=True):
 def translate(
     config: NetworkConfig, arguments: Arguments, known: NodePools | None
 ) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
-    """The ordinary options of a call, and the sets with the pod's requests. `known` are the node's
-    pools. Raises CNIError 7 for a request that the pools cannot fulfil, 4 for CNI_ARGS, 11 if they
-    cannot fulfil it now, 111 for an address of another node."""
+    """The options of a call in our form, and the sets after the pod's own requests.
+
+    `known` are the node's pools. Raises CNIError 7 for a request that the pools cannot fulfil, 4
+    for CNI_ARGS, 11 if they cannot fulfil it now, 111 for an address of another node.
+    """
     why = "this node has not read nv-ipam's pools yet" if known is None else known.why
     if known is None or why:
         raise CNIError(
@@ -356,8 +364,10 @@ def _range(
 
 
 def prefixes_of(pool: NodePool) -> Iterator[Network]:
-    """The networks of which a node leases addresses: the whole of an IPPool; the node's own network
-    of a CIDRPool, or the lowest that no other node has."""
+    """The networks in which a node leases addresses. An IPPool gives its whole subnet.
+
+    A CIDRPool gives the node's own network, or else the lowest networks that no other node has.
+    """
     whole = pool.subnet
     if pool.own or not pool.prefix:
         return iter((parse_interface(pool.own)[1] if pool.own else whole,))

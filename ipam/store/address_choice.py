@@ -1,8 +1,8 @@
 """Chooses the addresses of an attachment, or raises the reason why it gets none.
 
-A domain is where an address is unique. Two domains may still be on one wire: an option makes a
-range private, and does not change the link. So an address is never given out that another domain
-holds on the same segment.
+In a domain, each address is unique. Two domains may still be on one wire: an option makes a range
+private, and does not change the link. So an address is never given out that another domain holds on
+the same segment.
 """
 
 from collections.abc import Iterable, Sequence
@@ -105,9 +105,12 @@ class Chooser:
         )
 
     def _next_free(self, range_: Range, address: int, last: int) -> int:
-        """The lowest address from `address` on that no domain holds; above `last` if none is. A
-        definition may have hundreds of ranges over the same addresses, and they are searched under
-        the store's lock: so one range skips in a step what the search of another has passed."""
+        """The lowest address from `address` on that no domain holds.
+
+        Returns an address above `last` if all are held. A definition may have hundreds of ranges
+        over the same addresses, and they are searched under the store's lock: so one range skips in
+        a step what the search of another has passed.
+        """
         behind_each = self._behind.setdefault((range_.domain, str(range_.network)), {})
         passed: list[int] = []
         while address <= last:

@@ -3,10 +3,10 @@
 A row is written before the first address of the block is handed out, and is marked `returning`
 before the lease is given back (`ipam.leases`).
 
-A node that vanished without a proof that it is off may be cut off, with its pods still running. The
-controller drains its blocks instead of freeing them. The next holder probes each address of such a
-block before its first use. The pod's main plugin does this on the pod's interface, before it sets
-the address.
+A node may vanish without a proof that it is off. Perhaps only its connection failed and its pods
+still run. The controller drains its blocks instead of freeing them. The next holder probes each
+address of such a block before its first use. The pod's main plugin does this on the pod's
+interface, before it sets the address.
 """
 
 from collections.abc import Iterable

@@ -40,7 +40,7 @@ SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
 
 
 class Damage(Exception):
-    """The store does not hold what was written. The text says what was found."""
+    """The store does not have the written data. The text describes the damage."""
 
 
 class OtherVersion(Damage):
@@ -196,9 +196,12 @@ class Database:
         self._execute("COMMIT")
 
     def _was_undone(self, seq: int) -> bool:
-        """Whether the database has nothing of the transaction, after a failure. SQLite may have
-        rolled it back. It may also have written all of it before it ran out of memory. The database
-        is opened again, to see what a later process will see. False if that fails."""
+        """Whether a failed transaction left no change in the database.
+
+        SQLite may have rolled it back. It may also have written all of it before it ran out of
+        memory. The database is opened again, to see what a later process will see. False if that
+        fails.
+        """
         try:
             self.abandon()
             self._open()

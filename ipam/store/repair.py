@@ -176,7 +176,10 @@ def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
 
 
 def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
-    """The journal's reservations that the store lacks; of two for an address, that of this boot."""
+    """The journal's reservations that the store lacks.
+
+    If an address has two, that of this boot counts.
+    """
     missing: dict[tuple[str, str], Reservation] = {}
     for entry in sorted(facts.journal, key=lambda entry: entry.boot == facts.boot):
         attachment = entry.attachment

@@ -90,8 +90,10 @@ class AddressTaken(CNIError):
 
 
 class AddressInUse(CNIError):
-    """Another machine on the link has addresses that a pod was about to get. `answers` maps each
-    address to that machine's hardware address."""
+    """Another machine on the link has addresses that a pod was about to get.
+
+    `answers` maps each such address to the hardware address of the machine that answered.
+    """
 
     def __init__(self, answers: Mapping[str, str]) -> None:
         listed = ", ".join(f"{address} ({who})" for address, who in answers.items())

@@ -1,4 +1,4 @@
-"""The store's lock, and reads next to its writers.
+"""The store's lock, and reads that do not block writers.
 
 Every transaction of a call holds the lock. A reader holds the lock only while it opens and closes
 the database: SQLite keeps the state of the start for the reader.
@@ -32,9 +32,9 @@ class Noted(NamedTuple):
 class StoreLock(LockFile):
     """The lock of the store in `directory`.
 
-    SQLite takes a cut WAL for a shorter one, and an older copy of the database for the database. So
-    the lock file has a line that counts transactions in this boot. The line is written after a
-    commit, in place and not synced. A line that is late, damaged or missing costs only this check.
+    SQLite cannot detect a truncated WAL or an older copy of the database. So the lock file has a
+    line that counts transactions in this boot. The line is written after a commit, in place and not
+    synced. A line that is late, damaged or missing costs only this check.
     """
 
     def __init__(self, directory: Path, *, stay_open: bool = False) -> None:
@@ -106,8 +106,10 @@ def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock
 
 @contextmanager
 def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables | None]:
-    """The present state of the store, to be read; `None` without a store. Other processes continue
-    meanwhile. Raises CNIError 5, 11 or 112."""
+    """Read the present state of the store. Returns `None` without a store.
+
+    Other processes continue meanwhile. Raises CNIError 5, 11 or 112.
+    """
     if not directory.is_dir():
         yield None
         return

@@ -65,7 +65,10 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """`reserve` from the sets that `seen` returns for the present tables, if any."""
+        """As `reserve`, from the sets that `seen` returns for the present tables.
+
+        Reserves nothing if `seen` returns no set.
+        """
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
@@ -167,7 +170,7 @@ class SqliteStore:
         return sorted(held, key=lambda reservation: parse(reservation.address))
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """Why `reserve` of these sets would fail for a new owner; `None` if it would not."""
+        """The reason if `reserve` of these sets would fail for a new owner, or `None`."""
         with self._files.handing_out() as tables:
             unused = self._files.unused(tables, sets)
             full = exhaustion(tables, unused)
@@ -190,8 +193,10 @@ class SqliteStore:
             return [] if tables is None else list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> int:
-        """Add the reservations that are missing, all or none; returns how many. CNIError 111 if
-        another holder has an address."""
+        """Add all missing reservations, or none after an error. Returns their number.
+
+        CNIError 111 if another holder has an address.
+        """
         new: dict[tuple[str, str], Reservation] = {}
         conflicts = []
         with self._files.transaction() as tables:

@@ -7,8 +7,8 @@ before each transaction.
 
 A process that hands out addresses can read the node's `facts`. It checks the database when it opens
 it for the first time, or after another program changed files, and builds a damaged one again
-(`repair`). If changes were lost, it compares the store with the facts, as does each process that
-opens it later in this boot.
+(`repair`). If changes were lost, this process compares the store with the facts. Each process that
+opens the store later in this boot does the same.
 """
 
 import threading
@@ -147,9 +147,11 @@ class StoreFiles:
                 self._lock.note(Noted(self._seq, noted.lost))
 
     def close(self) -> None:
-        """Close the files, and keep none open from now on. A transaction that is still at work
-        keeps them, as a killed one would. Makes nothing if the directory is gone. May be called
-        again."""
+        """Close the files, and keep none open from now on.
+
+        A running transaction keeps its files open. Makes nothing if the directory is gone. May be
+        called again.
+        """
         if self._closed:
             return
         self._closed = True
@@ -305,7 +307,7 @@ _Versions = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _is_another(left: _Versions, found: _Versions) -> bool:
-    """Whether one of the two is now another file."""
+    """Whether the database or the WAL is now another file."""
     return any(
         len(one) < 2 or one[:2] != other[:2]  # a missing file has no inode
         for one, other in zip(left, found, strict=True)
