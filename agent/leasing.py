@@ -138,33 +138,35 @@ def families(lessee: "Lessee") -> Sequence[Metric]:
     return (
         gauge(
             "podfabric_leased_addresses",
-            "Addresses of the blocks that this node leases.",
+            "Used and free addresses of the blocks that this node leases.",
             ("state",),
             {("used",): counted.used, ("free",): counted.free},
         ),
         gauge(
             "podfabric_lost_addresses",
-            "Leased addresses that a lost machine may use (unprobed), or does use (answered).",
+            "Leased addresses that a lost machine may use (unprobed) or does use (answered).",
             ("state",),
             {("unprobed",): counted.unprobed, ("answered",): counted.answered},
         ),
         GaugeMetricFamily(
             "podfabric_leases_confirmed_seconds",
-            "Seconds since the API server confirmed the leases, -1 before the first time.",
+            "Seconds since the API server last confirmed the leases, -1 before the first time.",
             confirmed,
         ),
         GaugeMetricFamily(
             "podfabric_leased_blocks", "Blocks that this node leases.", counted.blocks
         ),
         CounterMetricFamily(
-            "podfabric_lease_claims", "Blocks that this node has leased.", counted.claims
+            "podfabric_lease_claims", "Claims of blocks that this node won.", counted.claims
         ),
         CounterMetricFamily(
-            "podfabric_lease_conflicts", "Claims that other nodes won.", counted.conflicts
+            "podfabric_lease_conflicts",
+            "Claims of blocks that another node won.",
+            counted.conflicts,
         ),
         CounterMetricFamily(
             "podfabric_lease_errors",
-            "Requests that the API server did not answer, or refused.",
+            "Requests for leases that the API server refused or did not answer.",
             counted.errors,
         ),
     )

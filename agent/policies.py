@@ -103,8 +103,8 @@ class AgentPolicies:
         return (
             counter(
                 "podfabric_policy_denied",
-                "ADDs that the policy denied, by key, and by the rules that allow the other keys "
-                f"({NODE}: no other rule matches the pod).",
+                "Denied ADDs, by denied key. rule has the rules that allow all other "
+                f"keys, or {NODE} if no other rule matches the pod.",
                 ("key", "rule"),
                 self.denials(),
             ),

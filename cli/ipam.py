@@ -106,7 +106,7 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
         raise CNIError(
             Code.ADDRESS_TAKEN,
             f"{arguments.address} was given to {holders[0].holder} in this boot and may be in use: "
-            "see that it is gone, and add --force",
+            "make sure that the pod is gone, then add --force",
         )
     store.forget(holders[0])
     output.show(f"released {holders[0].address}, held by {holders[0].holder}")

@@ -98,8 +98,8 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
     if not (ours.offered or ours.allocations or records.from_pod_resources(paths)):
         return
     raise KubeletUnreadable(
-        f"{paths.device_plugins} has no checkpoint of the kubelet, though the node has device "
-        "plugins: the kubelet writes it with the next list: restart the agent or the device plugin"
+        f"{paths.device_plugins} has no checkpoint of the kubelet, but the node has device "
+        "plugins: restart the agent or the device plugin, so that the kubelet writes the checkpoint"
     )
 
 

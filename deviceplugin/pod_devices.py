@@ -21,8 +21,8 @@ from host.sysfs import pci
 
 _LONG = 256  # characters, which no id of a device has
 NOT_TOLD = (
-    "it is not on this node now, or another device plugin gave it: delete the pod, so that it gets "
-    "a new one"
+    "the HCA is not on this node now, or another device plugin assigned the id: delete the pod, so "
+    "that the next pod gets another id"
 )
 
 
@@ -115,8 +115,8 @@ def given_to(
                 continue
             if allocation is not None and not allocation.devices:
                 raise Unknown(
-                    f"pod {pod} holds {device_id} of {row.resource}, whose HCA is unknown: "
-                    f"{NOT_TOLD}"
+                    f"pod {pod} holds {device_id} of {row.resource}, but the HCA of this id is "
+                    f"unknown: {NOT_TOLD}"
                 )
             for device in allocation.devices if allocation is not None else ():
                 hcas.setdefault(device.id, PodDevice(row.resource, device_id, device))

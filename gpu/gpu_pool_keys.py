@@ -135,8 +135,8 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         memory = amount(fields["memory"], f"{at}.memory")
         if memory <= CONTEXT_RESERVE:  # until the agent has measured it
             raise DocumentError(
-                f"{at}.memory: {memory >> 20}Mi is not enough for a CUDA context, which is charged "
-                f"with {CONTEXT_RESERVE >> 20}Mi: write more"
+                f"{at}.memory: {memory >> 20}Mi is too little, because a CUDA context alone counts "
+                f"as {CONTEXT_RESERVE >> 20}Mi: set a larger value"
             )
         name = _resource(fields["name"], f"{at}.name")
         shapes.append(Shape(resource=name, memory=memory, compute=fields["compute"]))

@@ -259,7 +259,7 @@ def unreadable_family(found: Iterable[Unreadable]) -> Metric:
     """The number of unreadable objects of each kind, for a scrape."""
     return gauge(
         "podfabric_unreadable_objects",
-        "Objects on the API server that cannot be read, or not all of them.",
+        "Objects on the API server that podfabric cannot read completely.",
         ("kind",),
         Counter((each.kind,) for each in found),
     )

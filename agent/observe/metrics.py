@@ -62,29 +62,35 @@ class Metrics:
         counter = partial(Counter, registry=self._registry)
         self._requests = counter(
             "podfabric_requests",
-            "CNI calls that came to an end, by their error code (0 is success).",
+            "Finished CNI calls, by error code (0 for success).",
             ("plugin", "verb", "code"),
         )
         self._seconds = Histogram(
             "podfabric_request_seconds",
-            "From a call's start in a worker to its answer.",
+            "Time from the start of a call in a worker to its answer.",
             ("plugin", "verb"),
             registry=self._registry,
             buckets=BUCKETS,
         )
         self._refused = counter(
-            "podfabric_requests_refused", "CNI calls that were not begun.", ("reason",)
+            "podfabric_requests_refused", "CNI calls that the agent refused to start.", ("reason",)
         )
         self._removed = counter(
             "podfabric_sweep_removed", "Attachments and addresses that sweeps removed."
         )
-        self._errors = counter("podfabric_sweep_errors", "Removals that failed in sweeps.")
+        self._errors = counter(
+            "podfabric_sweep_errors", "Attachments and addresses that sweeps failed to remove."
+        )
         self._swept_at = Gauge(
             "podfabric_sweep_last_timestamp_seconds",
-            "When the last sweep ended, 0 before the first.",
+            "Unix time of the end of the last sweep, 0 before the first sweep.",
             registry=self._registry,
         )
-        build = Info("podfabric_build", "1, for the version that runs.", registry=self._registry)
+        build = Info(
+            "podfabric_build",
+            "Always 1. The label has the version that runs.",
+            registry=self._registry,
+        )
         build.info({"version": installed_version()})
         self.add(
             lambda: _addresses(tuple(usage()), by_range=by_range),
@@ -98,10 +104,14 @@ class Metrics:
 
     def watch(self, workers: "Workers", connections: Callable[[], int]) -> None:
         for name, text, value in (
-            ("requests_running", "CNI calls that workers run.", lambda: workers.running),
+            ("requests_running", "CNI calls that run in workers.", lambda: workers.running),
             ("requests_waiting", "CNI calls that wait for a worker.", lambda: workers.waiting),
-            ("workers_stuck", "Workers whose call does not end.", lambda: workers.stuck),
-            ("connections", "Launchers that are connected.", connections),
+            (
+                "workers_stuck",
+                "Workers whose call has run past its deadline.",
+                lambda: workers.stuck,
+            ),
+            ("connections", "Connected launchers.", connections),
         ):
             Gauge(f"podfabric_{name}", text, registry=self._registry).set_function(value)
 
@@ -151,7 +161,7 @@ def _attachments(counts: Mapping[tuple[str, str], int], plugins: Collection[str]
     tally: Tally[tuple[str, str]] = Tally()
     for (plugin, phase), count in counts.items():
         tally[_bounded(plugin, plugins) if plugin else "unknown", _bounded(phase, PHASES)] += count
-    return gauge("podfabric_attachments", "Entries of the journal.", ("plugin", "phase"), tally)
+    return gauge("podfabric_attachments", "Attachments in the journal.", ("plugin", "phase"), tally)
 
 
 def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Metric]:
@@ -171,20 +181,19 @@ def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Me
     families = [
         gauge(
             "podfabric_ipam_addresses",
-            "Addresses that ranges may hand out, of all ranges together.",
+            "Used and free addresses of all ranges together.",
             ("family", "state"),
             totals,
         ),
         gauge(
             "podfabric_ipam_ranges",
-            "Ranges by how full they are; a range is nearly full with a tenth of its addresses "
-            "free.",
+            "Ranges that are open, nearly full (at most a tenth of the addresses is free) or full.",
             ("state",),
             fullness,
         ),
     ]
     if by_range:
-        text, labels = "Addresses that a range may hand out.", ("domain", "range", "state")
+        text, labels = "Used and free addresses of a range.", ("domain", "range", "state")
         families.append(gauge("podfabric_ipam_range_addresses", text, labels, by_state))
     return families
 
@@ -199,8 +208,8 @@ def devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
     """The number of device ids of each resource, by state: healthy, unhealthy, held, registered."""
     return gauge(
         "podfabric_devices",
-        "Device ids of a resource: healthy and unhealthy ones, those that containers hold, and "
-        "whether the kubelet reads the list (registered is 1).",
+        "Device ids that are healthy, unhealthy or held. The state registered is 1 if the kubelet "
+        "reads the list of ids.",
         ("resource", "state"),
         {
             (pool.resource, state): count
@@ -218,7 +227,8 @@ def devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
 def mistakes(sections: Mapping[str, bool]) -> Metric:
     return gauge(
         "podfabric_configuration_error",
-        "1 where a mistake keeps a section of config.yaml from being used; the log has its text.",
+        "1 if the agent cannot use a section of config.yaml because of a mistake, else 0. The log "
+        "names the mistake.",
         ("section",),
         {(section,): int(wrong) for section, wrong in sections.items()},
     )

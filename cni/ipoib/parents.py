@@ -97,8 +97,8 @@ def _parent(route: Rtnetlink, name: str) -> Link:
         reason = f'is of kind "{parent.kind}", not ipoib'
     elif parent.parent:
         raise invalid_config(
-            f'parent "{name}" is itself the child of another IPoIB interface, and a child can '
-            f'have none: set "master" to that one and "pkey" to "{parent.pkey or 0:#06x}"'
+            f'parent "{name}" is the child of another IPoIB interface: set "master" to that other '
+            f'interface and "pkey" to "{parent.pkey or 0:#06x}"'
         )
     else:
         return parent

@@ -36,9 +36,9 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
         if not match.holdings.ids:
             raise no_device(without_kubelet(paths))
         raise mismatch(
-            f"pod {match.holdings.pod} was given {match.holdings.shown()}, of which none is "
-            f"{'a PF' if options.pf_only else 'a VF or SF'} of this node: have a container request "
-            'a resource of such devices, or set "master"'
+            f"pod {match.holdings.pod} was given {match.holdings.shown()}, but none of these "
+            f"devices is {'a PF' if options.pf_only else 'a VF or SF'} of this node: have a "
+            'container request a resource of such devices, or set "master"'
         )
     away: list[str] = []
     denied: list[Denied] = []

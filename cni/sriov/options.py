@@ -297,8 +297,8 @@ def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
     for key in ("mtu", "allmulti", "promisc", "accept_ra"):
         if written.vfioPciMode and getattr(written, key) is not None:
             raise invalid_config(
-                f'"{key}": this is an option of interfaces, and "vfioPciMode" has none: remove one '
-                "of them"
+                f'"{key}" is an option of interfaces, and with "vfioPciMode" a pod gets none: '
+                f'remove "{key}" or "vfioPciMode"'
             )
 
 

@@ -162,10 +162,10 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
         return
     if plan.infiniband:
         for name in (key for key in options.vf if key in ETHERNET):
-            instead = {"vlan": '"pkey" and partitions instead', "mac": '"guid" instead'}
+            instead = {"vlan": ' and use "pkey"', "mac": ' and use "guid"'}
             raise DeviceUnfit(
-                f'"{name}": the link layer of device {address} is InfiniBand, which has '
-                f"{instead.get(name, 'none')}: remove it"
+                f'"{name}" is an option of Ethernet, and the link layer of device {address} is '
+                f"InfiniBand: remove the option{instead.get(name, '')}"
             )
         if options.ipam_type == "dhcp":
             raise DeviceUnfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
@@ -181,8 +181,8 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
     for name, is_set in (("guid", "guid" in options.vf), ("pkey", options.pkey is not None)):
         if is_set:
             raise DeviceUnfit(
-                f'"{name}": the link layer of device {address} is Ethernet, which has none: '
-                "remove it"
+                f'"{name}" is an option of InfiniBand, and the link layer of device {address} is '
+                "Ethernet: remove the option"
             )
 
 

@@ -216,10 +216,9 @@ def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
         )
     names = values.get("devices", ())
     if (chosen == Selector()) is not bool(names):
-        text = "both are set" if names else "neither is set"
-        raise DocumentError(
-            f"{where}: selectors, devices: {text}: keep selectors, with one key at least"
-        )
+        if names:
+            raise DocumentError(f"{where}: both selectors and devices are set: remove devices")
+        raise DocumentError(f"{where}: selectors is missing or empty: set a key")
     if names:
         chosen = selectors.parse({"devices": list(names)}, where, {"devices": "ifNames"})
     return PoolConfig(

@@ -84,7 +84,8 @@ class LimitsFile:
             status = os.fstat(self._descriptor)
             self._place = status.st_dev, status.st_ino
             if status.st_size != layout.LIMITS_SIZE:
-                raise LimitsInvalid(f"{path}: has not the size of this version's file")
+                text = f"has {status.st_size} bytes, expected {layout.LIMITS_SIZE} in this version"
+                raise LimitsInvalid(f"{path}: {text}")
             header = self.header()
             expected = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
             if (header.magic, header.version, header.size) != expected:

@@ -26,24 +26,24 @@ def _use(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float 
 
 
 _GAUGES: Rows = [
-    ("memory_limit_bytes", "Memory that it may use.", lambda of: of.limit.memory_bytes),
-    ("memory_overhead_bytes", "Measured contexts and modules.", lambda of: of.overhead_bytes),
-    ("memory_device_bytes", "Memory used, as the driver reports it.", lambda of: of.device_bytes),
-    ("memory_overuse_bytes", "Above its limit and the tolerance.", lambda of: of.overuse_bytes),
-    ("compute_share_ratio", "Its share of the GPU's time.", lambda of: of.limit.compute_share),
-    ("compute_utilization_ratio", "Part of the GPU's time used.", lambda of: of.utilization),
+    ("memory_limit_bytes", "Memory that the container may use.", lambda of: of.limit.memory_bytes),
+    ("memory_overhead_bytes", "Memory of contexts and modules.", lambda of: of.overhead_bytes),
+    ("memory_device_bytes", "Memory in use, as the driver reports it.", lambda of: of.device_bytes),
+    ("memory_overuse_bytes", "Memory above limit plus tolerance.", lambda of: of.overuse_bytes),
+    ("compute_share_ratio", "Share of the GPU's time.", lambda of: of.limit.compute_share),
+    ("compute_utilization_ratio", "Part of the GPU's time in use.", lambda of: of.utilization),
     ("processes", "Processes that use CUDA.", lambda of: of.processes),
-    ("memory_used_bytes", "Memory that counts as used.", _use(lambda use: use.used_bytes)),
-    ("memory_peak_bytes", "The most that counted as used.", _use(lambda use: use.peak_bytes)),
+    ("memory_used_bytes", "Memory counted as used.", _use(lambda use: use.used_bytes)),
+    ("memory_peak_bytes", "Highest value of used memory.", _use(lambda use: use.peak_bytes)),
 ]
 _COUNTERS: Rows = [
-    ("memory_denied", "Allocations that were refused.", _use(lambda use: use.denied)),
-    ("launches", "Kernels and graphs launched.", _use(lambda use: use.launches)),
-    ("throttled_launches", "Launches that waited.", _use(lambda use: use.throttled)),
-    ("launch_wait_seconds", "How long launches waited.", _use(lambda use: use.wait_ns / 1e9)),
-    ("process_slots_stale", "Slots of dead processes freed.", _use(lambda use: use.stale_slots)),
-    ("process_slots_refused", "Processes without a slot.", _use(lambda use: use.refused_slots)),
-    ("lock_recoveries", "Deaths while counting.", _use(lambda use: use.lock_recoveries)),
+    ("memory_denied", "Allocations of memory that were refused.", _use(lambda use: use.denied)),
+    ("launches", "Launches of kernels and graphs.", _use(lambda use: use.launches)),
+    ("throttled_launches", "Launches that had to wait.", _use(lambda use: use.throttled)),
+    ("launch_wait_seconds", "Time that launches waited.", _use(lambda use: use.wait_ns / 1e9)),
+    ("process_slots_stale", "Freed slots of dead processes.", _use(lambda use: use.stale_slots)),
+    ("process_slots_refused", "Processes that got no slot.", _use(lambda use: use.refused_slots)),
+    ("lock_recoveries", "Deaths of the lock's holder.", _use(lambda use: use.lock_recoveries)),
 ]
 
 
@@ -71,18 +71,18 @@ def families(
 
     launched = (
         "last_launch_timestamp_seconds",
-        "When a kernel or graph was launched last.",
+        "Unix time of the last launch of a kernel or graph.",
         lambda of: wall - now + of.use.last_launch / 1e9 if of.use and of.use.last_launch else None,
     )
     killed = (
         "memory_overuse_kills",
-        "Processes that were killed because the container used more than it may.",
+        "Processes that were killed because their container used too much memory.",
         lambda of: kills.get(of.tenant.group, 0),
     )
-    text = "Whether the driver reports every GPU."
+    text = "1 if the driver reports every GPU, else 0."
     up = GaugeMetricFamily("podfabric_gpu_nvml_up", text, value=int(sample.nvml_up))
     withheld = _of_gpu(
-        "withheld", "Whether the node withholds the GPU since it cannot enforce limits."
+        "withheld", "1 if the node withholds the GPU because it cannot enforce limits, else 0."
     )
     for limit in limited:
         withheld.add_metric((limit.uuid, str(limit.minor)), int(limit.obstacle is not None))

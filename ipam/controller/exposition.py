@@ -25,7 +25,7 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
     ("blocks_leased", "Blocks that nodes lease.", lambda pool: pool.status.blocks.leased),
     (
         "blocks_quarantined",
-        "Leased blocks that no node can use, since their node is lost.",
+        "Leased blocks of lost nodes. No other node can use them.",
         lambda pool: pool.status.blocks.quarantined,
     ),
     ("addresses", "Addresses that pods can get.", lambda pool: pool.status.addresses.capacity),
@@ -46,11 +46,11 @@ def _families(process: ControllerProcess) -> Iterator[Metric]:
         "podfabric_controller_leads", "1 if this process leads, 0 if it stands by.", int(leads)
     )
     yield CounterMetricFamily(
-        "podfabric_controller_rounds", "Rounds that came to their end.", process.rounds
+        "podfabric_controller_rounds", "Rounds that the controller completed.", process.rounds
     )
     yield counter(
         "podfabric_controller_reclaim_steps",
-        "Blocks of dead nodes that were fenced and freed, and fences that a holder answered.",
+        "Blocks that the controller fenced or freed, and fences that the holder answered.",
         ("step",),
         {("fenced",): counts.fenced, ("freed",): counts.freed, ("answered",): counts.answered},
     )
@@ -67,7 +67,8 @@ def _families(process: ControllerProcess) -> Iterator[Metric]:
         if process.polled is not None:
             yield GaugeMetricFamily(
                 "podfabric_controller_nodes_age_seconds",
-                "Age of the last poll of the Nodes: without it no block of a dead node is freed.",
+                "Seconds since the last poll of the Nodes. The controller frees blocks of dead "
+                "nodes only after a poll.",
                 process.now() - process.polled.began,
             )
 
@@ -78,7 +79,7 @@ def _of_blocks(seen: Seen) -> Iterator[Metric]:
         (
             "blocks_by_holder",
             "standing",
-            "Blocks by how their nodes stand: well, silent, replaced, out_of_service, rebooted, "
+            "Blocks by the state of their node: well, silent, replaced, out_of_service, rebooted, "
             "gone.",
             seen.standings,
         ),
@@ -86,9 +87,17 @@ def _of_blocks(seen: Seen) -> Iterator[Metric]:
         samples = {(value,): count for value, count in counts.items()}
         yield gauge(f"podfabric_cluster_{name}", text, (label,), samples)
     for name, text, value in (
-        ("contradictions", "What fsck --cluster would report.", seen.contradictions),
+        (
+            "contradictions",
+            "Contradictions that podfabric ipam fsck --cluster reports.",
+            seen.contradictions,
+        ),
         ("nodes_over_limit", "Nodes with more blocks than their pool allows.", seen.over_limit),
-        ("unusable_definitions", "Definitions that get no pool.", seen.unusable),
+        (
+            "unusable_definitions",
+            "Definitions and pools of other plugins that get no AddressPool.",
+            seen.unusable,
+        ),
     ):
         yield GaugeMetricFamily(f"podfabric_cluster_{name}", text, value)
 

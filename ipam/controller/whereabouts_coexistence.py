@@ -251,7 +251,7 @@ class Sharing:
                     name: _share(pool, given, index, tuple(common([_whole(pool)], offered)))
                     for name, pool in group.items()
                 }
-        raise Conflict("patch IPPools: nodes of whereabouts change them all the time")
+        raise Conflict("could not patch the IPPools, because whereabouts changed them at each try")
 
     def _complete(self, group: Mapping[str, AddressPool]) -> Sequence[IPPool]:
         """Returns all IPPools.

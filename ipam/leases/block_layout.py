@@ -138,7 +138,9 @@ def read_map(written: str, total: int) -> bytes:
     """The bitmap of a free map. ValueError if it is not one of `total` blocks."""
     bits = b64decode(written, validate=True)
     if len(bits) != (total + 7) // 8:
-        raise ValueError(f"a free map of {len(bits)} bytes does not belong to {total} blocks")
+        raise ValueError(
+            f"the free map has {len(bits)} bytes, which is not the size for {total} blocks"
+        )
     return bits
 
 

@@ -255,8 +255,8 @@ def translate(
     if known is None or why:
         raise CNIError(
             Code.TRY_AGAIN,
-            f'{why}: nothing was reserved; see that the agent runs with "ipam.nv_ipam": true in '
-            "config.yaml (ipam.nv_ipam of the chart), and its log",
+            f'{why}: nothing was reserved; set "ipam.nv_ipam": true in config.yaml (ipam.nv_ipam '
+            "of the chart), or read the reason in the agent's log",
         )
     asked = read_options(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]

@@ -125,15 +125,15 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
         ),
         (
             {"configList": [mellanox(devices=["ib0"])]},
-            "f: configList[0]: selectors, devices: both are set: keep selectors",
+            "f: configList[0]: both selectors and devices are set: remove devices",
         ),
         (
             {"configList": [mellanox(selectors=None)]},
-            "f: configList[0]: selectors, devices: neither is set",
+            "f: configList[0]: selectors is missing or empty: set a key",
         ),
         (
             {"configList": [mellanox(selectors={"vendors": []})]},
-            "f: configList[0]: selectors, devices: neither is set",
+            "f: configList[0]: selectors is missing or empty: set a key",
         ),
         (
             {"configList": [mellanox()], "periodicUpdateInterval": -10},

@@ -180,15 +180,12 @@ def test_option_that_only_a_pf_sets_on_a_scalable_function(
 @pytest.mark.parametrize(
     ("option", "remedy"),
     [
-        (
-            {"vlan": 100},
-            '"vlan": the link layer of device 0000:af:06.0 is InfiniBand, which has "p',
-        ),
-        ({"mac": "02:00:00:00:00:01"}, '"mac": the link layer of device 0000:af:06.0 is InfiniBan'),
-        ({"spoofchk": "off"}, '"spoofchk": the link layer of device 0000:af:06.0 is InfiniBand'),
-        ({"trust": "on"}, '"trust": the link layer of device 0000:af:06.0 is InfiniBand, which '),
-        ({"min_tx_rate": 1}, "is InfiniBand, which has none: remove it"),
-        ({"max_tx_rate": 5}, '"max_tx_rate": the link layer of device 0000:af:06.0 is InfiniBand'),
+        ({"vlan": 100}, 'InfiniBand: remove the option and use "pkey"'),
+        ({"mac": "02:00:00:00:00:01"}, 'InfiniBand: remove the option and use "guid"'),
+        ({"spoofchk": "off"}, '"spoofchk" is an option of Ethernet, and the link layer of '),
+        ({"trust": "on"}, "and the link layer of device 0000:af:06.0 is InfiniBand: "),
+        ({"min_tx_rate": 1}, "is InfiniBand: remove the option"),
+        ({"max_tx_rate": 5}, '"max_tx_rate" is an option of Ethernet, and the link layer'),
         ({"ipam": {"type": "dhcp"}}, '"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-'),
     ],
 )
@@ -203,7 +200,8 @@ def test_option_of_ethernet_on_infiniband(
 def test_option_of_infiniband_on_ethernet(ethernet: Node, option: dict[str, Any]) -> None:
     (name,) = option
     assert _unfit(ethernet, **option).message == (
-        f'"{name}": the link layer of device {VF0} is Ethernet, which has none: remove it'
+        f'"{name}" is an option of InfiniBand, and the link layer of device {VF0} is Ethernet: '
+        "remove the option"
     )
 
 

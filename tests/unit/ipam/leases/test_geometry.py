@@ -38,7 +38,7 @@ def test_the_free_map_shows_the_blocks_that_are_not_leased() -> None:
     assert written == "AQY="
     bits = read_map(written, 12)
     assert [index for index in range(12) if is_leased(bits, index)] == [0, 9, 10]
-    with pytest.raises(ValueError, match="does not belong to 30 blocks"):
+    with pytest.raises(ValueError, match="is not the size for 30 blocks"):
         read_map(written, 30)
 
 
