@@ -351,7 +351,7 @@ def test_failed_adoption_is_logged_with_the_remedy(server: Paths, kubelet: Kubel
         kubelet.wait(lambda: held(server))
         for _ in range(2):
             with pytest.raises(
-                Unknown, match=r"holds 17 of rdma/hca, and nothing tells .*: delete"
+                Unknown, match=r"holds 17 of rdma/hca, but the HCA of this id is unknown.*: delete"
             ):
                 pod_devices.given_to(server, pod)
             node.plugin.compare()

@@ -19,8 +19,7 @@ for _ in range(40):
     listener = plugin_sockets.Listener(directory, "a/b", lambda server: None, 4)
     with open_channel(listener.path) as channel:
         grpc.channel_ready_future(channel).result(120)
-        with open("/dev/null") as nothing:
-            child = delegate._spawn(Path("/bin/true"), {}, nothing)
+        child = delegate._spawn(Path("/bin/true"), {}, b"")
         child.communicate()
         failed += child.returncode != 0
     listener.close(lambda: None, 0)
