@@ -71,7 +71,8 @@ def pools_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "FollowedPools | None":
-    """Follows nv-ipam's pools, not started yet. Returns `None` if the node serves none.
+    """The follower of nv-ipam's pools, which the caller starts. Returns `None` if the node serves
+    none.
 
     Also returns `None` without an API server, and logs the reason.
     """

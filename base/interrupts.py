@@ -27,7 +27,8 @@ V = TypeVar("V")
 class Bound(Generic[V, T]):
     """`with` sets a context variable, returns the value, and resets the variable at the end.
 
-    A generator (contextlib) would cost three times as much, and each call of an agent sets three.
+    A generator (contextlib) would cost three times as much, and an agent sets three such variables
+    in each call.
     """
 
     def __init__(self, variable: ContextVar[V | T], value: T) -> None:
@@ -146,7 +147,7 @@ def checkpoint() -> None:
 
 
 def waiting() -> AbstractContextManager[None]:
-    """In the block the call waits, and delays no other call of its agent.
+    """Inside `with` the call only waits, so other calls of the agent are not delayed.
 
     Code that may wait for longer than some milliseconds waits in such a block.
     """

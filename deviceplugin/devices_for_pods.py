@@ -91,7 +91,7 @@ def _of_the_kubelet(
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
-    """Raise KubeletUnreadable unless this node's kubelet never got a list of a device plugin.
+    """Raise KubeletUnreadable if this node's kubelet has ever got a list from a device plugin.
 
     The kubelet writes its checkpoint with the first list.
     """

@@ -282,7 +282,7 @@ def _restore_settings(host: Rtnetlink, link: Link, origin: Origin) -> None:
 
 
 def _is_of_device(link: Link, origin: Origin) -> bool:
-    """Whether it is the interface of that hardware, and not an IPoIB child on it."""
+    """Whether the interface is the hardware's own, and not an IPoIB child on this hardware."""
     return link.device == origin.device and link.kind == origin.kind and not link.parent
 
 

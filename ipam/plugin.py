@@ -58,7 +58,7 @@ class AddressPlugin:
         self._seen = SeenRanges()
 
     def probes_all(self, request: Request) -> bool:
-        """Whether the configuration has each address probed before it is set."""
+        """Whether the configuration asks for a probe of each address before the address is set."""
         return bool(self._stores.options(request).probe)
 
     def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:

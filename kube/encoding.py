@@ -66,7 +66,7 @@ class ListMeta(msgspec.Struct, rename="camel"):
 
 
 class Page(msgspec.Struct):
-    """A page of a LIST with undecoded objects. Some kinds have null for none."""
+    """A page of a LIST with undecoded objects. Some kinds write null for an empty list."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None

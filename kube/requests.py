@@ -51,7 +51,8 @@ class Pace:
         self._paused_until = clock()
 
     def turn(self, patience: float) -> bool:
-        """Wait for this thread's turn. False at once if that takes longer than `patience`."""
+        """Wait for this thread's turn. Returns False at once if the wait would be longer than
+        `patience`."""
         with self._lock:
             now = self._clock()
             full_at = max(now, self._full_at)

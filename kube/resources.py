@@ -70,8 +70,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     or whose labels count, has `Meta`.
 
     If the metadata is larger than `MOST_METADATA`, its labels, annotations, finalizers and owners
-    are not read, and a write removes them. This is for kinds that a node or a tenant writes: no
-    schema limits labels.
+    are not read, and a write removes them. This is for kinds that a node or a tenant writes,
+    because no schema limits their labels.
     """
 
     API: ClassVar[str]

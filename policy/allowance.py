@@ -174,7 +174,8 @@ def _by(found: Iterable[Rule]) -> Allowance:
 
 
 def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
-    """Whether `use` lists a value: a number or name, a count, or a `Device`; or it is fixed."""
+    """Whether `use` lists a value (a number, name, count or `Device`), or a rule fixes this
+    value."""
     if key == "devices":
         # Without selectors, `match` would match every HCA.
         if rule.devices and selectors.match(rule.devices, value.hca) is not None:

@@ -139,7 +139,7 @@ def _network(text: str) -> Span:
 
 
 def _without_ipv4(span: Span) -> list[Span]:
-    """An IPv6 network without the place of IPv4 addresses: "::/0" allows none of these."""
+    """An IPv6 network without its IPv4-mapped part: "::/0" allows no IPv4 address."""
     first, last = span
     behind = _MAPPED + (1 << 32)
     if first >= _MAPPED or last < _MAPPED:

@@ -42,7 +42,7 @@ def fields(**values: object) -> Bound[None, Mapping[str, object]]:
 
 
 def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
-    """The fields of a call for `fields`, as the client sent them, cut to MAX_FIELD."""
+    """The log fields of a call, as the client sent them, each cut to MAX_FIELD."""
     environ = request.environ
     return {
         "request": number,

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Job:
-    """Work for a thread. `does` handles its own failures.
+    """Work for a thread. The function `does` handles its own failures.
 
     A worker whose job runs after `due` (monotonic) is stuck, and `stuck` is called. `about` has the
     log's fields.

@@ -23,7 +23,8 @@ _NO_MEMORY = "its memory is not known: NVIDIA's driver reports it; or write `mem
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of one GPU by a group. The tenant writes the use of its processes."""
+    """The use of one GPU by a group. The tenant's own processes report these figures, so the
+    figures may be wrong."""
 
     memory_bytes: int  # what it may use
     compute_share: float  # of the GPU's time, in (0, 1]

@@ -117,9 +117,9 @@ def locked(directory: Path) -> Iterator[None]:
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
     """Write executables to these paths, in this order; the caller holds `locked`.
 
-    Existing files are replaced. An existing file that `kept` names moves to its path there instead.
-    A runtime that starts an executable meanwhile gets the old or the new file. All contents are on
-    disk before the first rename, so only a rename can fail halfway.
+    Existing files are replaced. An existing file that is a key of `kept` is moved to the path that
+    `kept` gives for it. A runtime that starts an executable meanwhile gets the old or the new file.
+    All contents are on disk before the first rename, so only a rename can fail halfway.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:

@@ -10,7 +10,8 @@ attachment is appended as a line. The last line counts, unless a kill or a power
 
 `devices/<device>/` has an empty file for each attachment that may have the device, with the name of
 its journal file. It is made before the entry and removed after the device is released, so a kill
-may leave one too many. A power cut may lose it: after a reboot no attachment has a device.
+may leave one too many. A power cut may lose the file. This does no harm, because after a reboot no
+attachment has a device.
 """
 
 import json

@@ -206,7 +206,8 @@ def matched(
     """The match of one ADD. Raises CNIError 11 if the pods' devices are unknown.
 
     `needed` is true if nothing else can choose the device. With `match_device` false the pod's
-    devices do not restrict the choice. A call that names no pod is for a pod that holds nothing.
+    devices do not restrict the choice. A call that names no pod is treated as a call for a pod
+    without devices.
     """
     try:
         ours = pod_devices.recorded(paths)

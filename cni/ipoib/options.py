@@ -85,7 +85,7 @@ def read(request: Request) -> IpoibOptions:
 
 
 def allowed(options: IpoibOptions, allowance: Allowance) -> Allowance:
-    """The allowance with those of the options that need no parent. Raises CNIError 121."""
+    """The allowance, after the options that need no parent. Raises CNIError 121."""
     allowance.require_match(match_device=options.match_device)
     for key, is_on in (("proxy_arp", options.proxy_arp), ("accept_ra", options.accept_ra)):
         if is_on:

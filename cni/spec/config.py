@@ -264,7 +264,7 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 
 def _misspelt(keys: dict[str, Any]) -> str | None:
-    """A key of the specification in another case."""
+    """A key of the specification with other capital or small letters."""
     return next((key for key in keys if _IPAM_KEYS.get(key.casefold(), key) != key), None)
 
 

@@ -274,7 +274,7 @@ def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[st
 
 
 def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
-    """Raise CNIError for options that exclude each other; `vf` names the VF's by key."""
+    """Raise CNIError for options that exclude each other; `vf` has the VF's options by key."""
     named = [name for name in vf.values() if name]
     if written.pfOnly and named:
         raise wrong(

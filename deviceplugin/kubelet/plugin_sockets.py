@@ -100,9 +100,8 @@ class Listener:
     def close(self, end_calls: Callable[[], object], grace: float = 10.0) -> None:
         """End the server. May be called again.
 
-        `end_calls` ends the running calls that would last; all calls have `grace` seconds.
-        `end_calls` is repeated until none runs, because calls may come until the server has
-        stopped.
+        `end_calls` ends running calls. Every call has `grace` seconds to finish. `end_calls` is
+        repeated until none runs, because calls may come until the server has stopped.
         """
         if self.exists:
             with suppress(OSError):

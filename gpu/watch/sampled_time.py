@@ -44,8 +44,8 @@ class SampledTime:
     def add(self, samples: Collection[Utilization], now: float) -> dict[int, UsedTime]:
         """The use by pid since the last call. `samples` are those after `since_us`.
 
-        `now` is of any clock, in seconds. The use before the first sample is unknown. After a pause
-        at most the time since the last query plus a window counts.
+        `now` is of any clock, in seconds. The use before the first sample is unknown. After a
+        pause, at most the time since the last query plus one window counts.
         """
         passed, self._asked = now - self._asked, now
         idle, self._idle = self._idle, not samples

@@ -64,7 +64,7 @@ class TimeAccount(msgspec.Struct, frozen=True):
 
 
 def begun(times: LaunchTimes, settled: float, at: float) -> TimeAccount:
-    """A new account. The use before it is unknown."""
+    """A new account. The use before this account is unknown."""
     return TimeAccount((Point(at, UsedTime(times.paid_finished + settled), times),))
 
 

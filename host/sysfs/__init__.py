@@ -1,5 +1,5 @@
 """sysfs and /proc: PCI functions, HCAs, GPUs, and the distances between them.
 
-`discovery` finds HCAs, `pci` functions and their drivers, `gpus` GPUs, `infiniband` ports.
-`topology` has distances, `selectors` choose HCAs.
+`discovery` finds HCAs. `pci` reads functions and their drivers, `gpus` the GPUs, and `infiniband`
+the ports. `topology` has distances, `selectors` choose HCAs.
 """

@@ -60,10 +60,10 @@ class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `sets` yield one address each, in the order of the result. `static` are the addresses in the
     configuration, which follow. `gateway` is the common gateway, also for requested addresses of a
-    network without ranges. `requested` are addresses as (JSON path, text). `hops` maps the next
-    hops of the configuration to their descriptions: no pod gets one. `idle` are keys without
-    effect, `notes` are for the operator. `pools` are the keys of another plugin's pools. Rules then
-    name a pool instead of `network_name`.
+    network without ranges. `requested` are addresses as (JSON path, text). `hops` maps the
+    configuration's next hops to their descriptions. No pod gets the address of a next hop. `idle`
+    are keys without effect, `notes` are for the operator. `pools` are the keys of another plugin's
+    pools. Rules then name a pool instead of `network_name`.
     """
 
     sets: tuple[RangeSet, ...] = ()

@@ -191,7 +191,8 @@ class Reclaim:
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
         """Whether pods are bound to the name of a missing Node. If so, the wait starts again.
 
-        A request for each Node, so it is made only now: many Nodes may go at once.
+        This is one request for each Node, and many Nodes may go at once. So the request is made
+        only now.
         """
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):

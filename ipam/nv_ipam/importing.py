@@ -126,9 +126,9 @@ def _require_stopped(path: Path) -> None:
 
 
 class FollowedPools(StepThread):
-    """Keeps the node's part of a namespace's pools in the file for its ADDs. `sources` return the
-    known pools of each kind, `None` before the first list. `start` follows the API server for them.
-    `clock` is monotonic."""
+    """Keeps the node's part of a namespace's pools in the file that this node's ADDs read.
+    `sources` return the known pools of each kind, `None` before the first list. `start` follows the
+    API server for them. `clock` is monotonic."""
 
     def __init__(
         self,

@@ -172,7 +172,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return parse_interface(self.network)[1]
 
     def prefix_at(self, address: int) -> Network:
-        """The network of which the address is written as a part."""
+        """The network whose prefix length is written with the address."""
         bits = 128 - self.prefix
         return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
 
@@ -221,8 +221,8 @@ def _decoded(path: str, content: bytes) -> NodePools:
 
 
 class PoolRange(Range, frozen=True, kw_only=True):
-    """Addresses of a pool. A node's addresses are written with the prefix of the pool, or of the
-    node's network of a CIDRPool."""
+    """Addresses of a pool. A node's addresses have the prefix length of the pool. In a CIDRPool
+    they have the prefix length of the node's network."""
 
     pool: NodePool
     is_gateway: bool = False

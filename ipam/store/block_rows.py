@@ -84,7 +84,8 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return is_here and is_within(parse(reservation.address), self.unprobed)
 
     def probed(self, seen: Iterable[Interval], answered: Iterable[Interval]) -> "LeasedBlock":
-        """The block after probes of `seen`. Other machines `answered` for some addresses."""
+        """The block after probes of `seen`. `answered` has the addresses for which another machine
+        answered."""
         holes = merged(seen)
         return msgspec.structs.replace(
             self,

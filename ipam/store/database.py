@@ -166,7 +166,8 @@ class Database:
         self.connection.close()
 
     def look(self) -> None:
-        """Begin to read one state. `end` ends this, or `change` turns it into a write."""
+        """Begin a read transaction, which sees one unchanged state. `end` ends this, or `change`
+        turns it into a write."""
         self._execute("BEGIN")
         self._read_meta()
 

@@ -45,7 +45,7 @@ def test_a_mistake_names_the_key(text: str, error: str) -> None:
 
 
 def test_a_slice_that_is_too_small_for_a_context_is_refused() -> None:
-    text = r"gpus\[0\].shapes\[0\].memory: 400Mi is not enough .* charged with 400Mi"
+    text = r"gpus\[0\].shapes\[0\].memory: 400Mi is too little, because .* counts as 400Mi"
     with pytest.raises(ConfigError, match=text):
         parsed("{}", SLICE)
     parsed("{}", SLICE.replace("400Mi", "401Mi"))
