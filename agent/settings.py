@@ -83,8 +83,8 @@ class Loaded(NamedTuple):
         if section in self.unread:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"{self.mistakes[section]}: nothing was done, since that part of the file decides "
-                "on it",
+                f"{self.mistakes[section]}: nothing was done, because the agent needs that part "
+                "of the file",
             )
 
 

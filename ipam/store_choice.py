@@ -73,7 +73,7 @@ def settings(path: Path) -> AddressSettings:
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"{error}: nothing was done: that file has the scope of addresses",
+            f"{error}: nothing was done, because that file sets the scope of addresses",
         ) from None
 
 

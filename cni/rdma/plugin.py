@@ -102,8 +102,8 @@ class Rdma:
         require_isolation()
         if record.infiniband:
             raise invalid_config(
-                f"the link layer of device {record.device} is InfiniBand, whose RDMA device must "
-                'go before its interface: set "rdmaIsolation": true for "sriov" in place of "rdma"'
+                f"device {record.device} is InfiniBand, so its RDMA device must move before its "
+                'interface: set "rdmaIsolation": true for "sriov", and remove "rdma"'
             )
         names = pci.rdma_of(self._paths, record.device)
         with rdma.rdma() as host:

@@ -196,7 +196,7 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
         raise CNIError(
             Code.INVALID_CONFIG,
             "cannot convert: no valid IP addresses (a result of CNI version "
-            f'{version} needs one: set "cniVersion" to "1.0.0", or "ipam")',
+            f'{version} needs one: set "cniVersion" to "1.0.0", or add "ipam")',
         )
 
 

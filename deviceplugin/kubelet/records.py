@@ -266,8 +266,8 @@ def _checkpoint(paths: Paths) -> _Data | None:
         ) from None
     except msgspec.MsgspecError as error:
         raise KubeletUnreadable(
-            f"{path}: is not a valid checkpoint of the kubelet: {error}: the kubelet replaces it "
-            "with the next pod that gets a device"
+            f"{path}: is not a valid checkpoint of the kubelet: {error}: the kubelet writes "
+            "a new one when the next pod gets a device"
         ) from None
 
 

@@ -295,7 +295,7 @@ def _static(written: Section, path: str, reader: RangeReader) -> RangeSet:
     if gateway is not None and family(gateway) != family(address):
         raise invalid_config(f'"{path}.gateway" is of another family than its address')
     if gateway == address:
-        raise invalid_config(f'"{path}.gateway" is the address itself')
+        raise invalid_config(f'"{path}.gateway" is the address of the interface: give another one')
     return fixed_set(address, network, domain=reader.domain(network), gateway=gateway, where=path)
 
 

@@ -265,8 +265,8 @@ def translate(
     for where, address in asked.requested:
         if address not in given:
             raise invalid_config(
-                f'"{where}": {text(address)} is in no pool of the network, or a second address of '
-                "one: each pool gives one"
+                f'"{where}": {text(address)} is in no pool of the network, or is the second '
+                "address from one pool: each pool gives one address"
             )
     plain = tuple(RangeSet((range_of(pool),)) for pool in pools)
     return IpamOptions(sets=plain, network_name=DOMAIN, pools=asked.pools), sets

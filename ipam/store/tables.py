@@ -204,7 +204,7 @@ class Tables(Database):
         if before is not None and before.last >= address:
             if self.at(domain, address) is None:
                 raise Damage(
-                    f"{reservation.address} is free among the reservations and taken among the runs"
+                    f"{reservation.address} has no reservation, and a run of taken addresses has it"
                 )
             self._execute(f"REPLACE INTO reservation VALUES ({_MARKS})", row)
             return
