@@ -83,7 +83,7 @@ class Claimant:
             if want.fixed and self._has(mine.values(), pool, want):
                 return None
             self._require_few(pool, mine.values())
-            others = self._listed(pool) if listed else ()
+            others = self._listed(pool, blocks) if listed else ()
             let_go = others if reserved is None else ()
             if block := self._first_let_go(let_go, pool, want, holes, mine):
                 return block
@@ -236,9 +236,11 @@ class Claimant:
         with suppress(NotFound, Conflict):
             self._api.delete(stored)
 
-    def _listed(self, pool: AddressPool) -> Sequence[AddressBlock]:
-        listed = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
-        return [block for block in listed if not block_layout.why_wrong(block, pool)]
+    def _listed(self, pool: AddressPool, blocks: Geometry) -> Sequence[AddressBlock]:
+        found = self._api.list(AddressBlock, {"spec.pool": pool.metadata.name}).items
+        leased = [block for block in found if not block_layout.why_wrong(block, pool)]
+        self._pools.learn_leased(pool, blocks, leased)
+        return leased
 
     def _require_few(self, pool: AddressPool, mine: Collection[LeasedBlock]) -> None:
         most = pool.spec.max_blocks_per_node

@@ -1,13 +1,16 @@
 """The AddressPools of this node's networks, as they were last read."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ipam.addresses import Interval, parse_interface, parse_interval
 from ipam.leases import block_layout
 from ipam.leases.block_layout import Geometry
-from ipam.leases.objects import AddressPool
+from ipam.leases.objects import AddressBlock, AddressPool
 from ipam.ranges import merged, outside
 from kube.client import ClusterApi
 from kube.resources import NotFound
@@ -91,12 +94,21 @@ def is_exhausted(pool: AddressPool) -> bool:
     )
 
 
+class _ListedMap(NamedTuple):
+    """The leased blocks of a pool by a LIST. Valid while the pool's own map is `before`."""
+
+    before: str
+    free_map: str
+    leased: int
+
+
 class Pools:
     """Reads pools and remembers them, for any thread. One LIST reads all of a small cluster."""
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._known: dict[str, AddressPool] = {}  # as they are on the API server
+        self._listed_maps: dict[str, _ListedMap] = {}
         self._lists = True  # whether one LIST has all pools of this cluster
         self._missing = ""  # the last pool that did not exist
 
@@ -111,7 +123,7 @@ class Pools:
                 f"there is no AddressPool {name}: podfabric's controller makes it from the "
                 "definition: see that it runs (kubectl -n podfabric get deploy)"
             ) from None
-        return found
+        return self._with_newest_map(found)
 
     def read_all(self, names: Collection[str]) -> None:
         """Read these pools, as far as they exist. Raises ApiError."""
@@ -130,9 +142,30 @@ class Pools:
             self._lists = listing.is_whole
         return {pool.metadata.name: pool for pool in listing.items} if self._lists else {}
 
+    def _with_newest_map(self, pool: AddressPool) -> AddressPool:
+        listed = self._listed_maps.get(pool.metadata.name)
+        if listed is None or listed.before != pool.status.free_map:
+            return pool
+        blocks = replace(pool.status.blocks, leased=listed.leased)
+        return replace(pool, status=replace(pool.status, free_map=listed.free_map, blocks=blocks))
+
+    def learn_leased(
+        self, pool: AddressPool, blocks: Geometry, leased: Iterable[AddressBlock]
+    ) -> None:
+        """Remember the leased blocks of a LIST, which may be newer than the pool's map."""
+        known = self._known.get(pool.metadata.name)
+        if known is None or blocks.total > block_layout.MOST_MAPPED:
+            return
+        indexes = {blocks.index(block_layout.interval(block).first) for block in leased}
+        indexes = {index for index in indexes if 0 <= index < blocks.total}
+        self._listed_maps[pool.metadata.name] = _ListedMap(
+            known.status.free_map, block_layout.free_map(indexes, blocks.total), len(indexes)
+        )
+
     def known(self, name: str) -> AddressPool | None:
         """The pool as it was last read; `None` if it did not exist or was never read."""
-        return self._known.get(name)
+        pool = self._known.get(name)
+        return None if pool is None else self._with_newest_map(pool)
 
     def recent(self, name: str) -> AddressPool:
         """The known pool, read now if it is unknown or was not usable. Raises ApiError and
