@@ -88,9 +88,9 @@ def test_agent_creates_no_block_of_another_form(
 @pytest.mark.parametrize(
     ("status", "why"),
     [
-        (BlockStatus(used=20, free=13), "of the addresses that the block has"),
-        (BlockStatus(holders={"32": "a/p net1"}), "of the addresses that the block has"),
-        (BlockStatus(holders={"x": "a/p net1"}), "of the addresses that the block has"),
+        (BlockStatus(used=20, free=13), "must fit the size of the block"),
+        (BlockStatus(holders={"32": "a/p net1"}), "must fit the size of the block"),
+        (BlockStatus(holders={"x": "a/p net1"}), "must fit the size of the block"),
     ],
 )
 @pytest.mark.parametrize(("first", "prefix"), [("", 27), ("fd00:9::60", 123)])
