@@ -2,7 +2,8 @@
 
 `python -m tools.use_it` writes docs/start/output.md after `make test-cluster` or its
 tests/cluster/test_readme.py. It also writes each block of a document that begins with `#
-podfabric`, after the tests that run these commands on simulated servers.
+podfabric`, after the tests that run these commands on simulated servers. The folder
+tests/unit/cli/printed has such outputs that no document shows.
 """
 
 import re
@@ -16,6 +17,7 @@ README = CHECKOUT / "README.md"
 WIDEST = 160  # characters
 SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[This is what they print", re.M | re.S)
 PAGES = (README, *sorted((CHECKOUT / "docs").rglob("*.md")))
+KEPT = CHECKOUT / "tests/unit/cli/printed"
 RUN = re.compile(r"^```\n# (podfabric [^\n]*)\n(.*?)^```$", re.M | re.S)
 CHANCE = {
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"): "2026-11-21T20:10:27Z",
@@ -27,10 +29,11 @@ CHANCE = {
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
 HEAD = """# Output of the first commands
 
-`make test-cluster` runs the install commands of [README](../../README.md) as they are written, on a
-real Kubernetes with containerd and Multus. The node is a virtual machine with the software HCAs
-`ibloop0` and `ibloop1`. `python -m tools.use_it` writes their output into this page.
+`make test-cluster` runs the commands of [README](../../README.md) on a real Kubernetes with
+containerd and Multus. The node is a virtual machine with the software HCAs `ibloop0` and `ibloop1`.
+The commands that look at the node and at the pod print this:
 """
+LOOKING = " exec "  # is in the commands whose output the page has
 
 
 def commands() -> list[str]:
@@ -42,13 +45,18 @@ def commands() -> list[str]:
 
 
 def page(printed: str) -> str:
-    """The page in Markdown, from the test's record of the output."""
-    lines = [_shortened(line.rstrip()) for line in printed.strip().splitlines()]
+    """The page in Markdown, from the test's record of the output of all commands."""
+    looked = [
+        f"$ {command}\n{output}"
+        for command, output in outputs(printed).items()
+        if LOOKING in command
+    ]
+    lines = [_shortened(line.rstrip()) for line in "".join(looked).strip().splitlines()]
     return "\n".join([HEAD, "```", *lines, "```", ""])
 
 
 def outputs(text: str) -> dict[str, str]:
-    """The output of each command in the page."""
+    """The output of each command in the page, or in the test's record."""
     parts = re.split(r"^\$ (.*)\n", text.removesuffix("```\n"), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -61,6 +69,11 @@ def shown() -> dict[str, str]:
 def printed_at(command: str) -> Path:
     """The file in which the test leaves the command's output."""
     return CHECKOUT / "build/pages" / f"{re.sub('[^a-z0-9]+', '-', command)}.txt"
+
+
+def kept_at(command: str) -> Path:
+    """The file with the expected output of a command that no document shows."""
+    return KEPT / printed_at(command).name
 
 
 def with_printed(text: str) -> str:
@@ -84,6 +97,10 @@ def main() -> int:
         PAGE.write_text(page(PRINTED.read_text()))
     for path in PAGES:
         path.write_text(with_printed(path.read_text()))
+    for path in KEPT.iterdir():
+        printed = printed_at("").parent / path.name
+        if printed.exists():
+            path.write_text(printed.read_text())
     return 0
 
 
