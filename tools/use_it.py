@@ -1,9 +1,9 @@
 """Writes the output of commands, as tests ran them, into the documents.
 
-`python -m tools.use_it` writes docs/start/output.md after `make test-cluster` or its
-tests/cluster/test_readme.py. It also writes each block of a document that begins with `#
-podfabric`, after the tests that run these commands on simulated servers. The folder
-tests/unit/cli/printed has such outputs that no document shows.
+`python -m tools.use_it` writes each block of a document that begins with `# podfabric`, after the
+tests that run these commands on simulated servers. The folder tests/unit/cli/printed has the
+outputs that no document shows. tests/cluster/printed.txt has the outputs of README's commands,
+after `make test-cluster` or its tests/cluster/test_readme.py. Documents show parts of this file.
 """
 
 import re
@@ -12,10 +12,9 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PRINTED = CHECKOUT / "build/vm/use-it.txt"
-PAGE = CHECKOUT / "docs/start/output.md"
+RECORD = CHECKOUT / "tests/cluster/printed.txt"
 README = CHECKOUT / "README.md"
-WIDEST = 160  # characters
-SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[This is what they print", re.M | re.S)
+SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[Your first pod\]", re.M | re.S)
 PAGES = (README, *sorted((CHECKOUT / "docs").rglob("*.md")))
 KEPT = CHECKOUT / "tests/unit/cli/printed"
 RUN = re.compile(r"^```\n# (podfabric [^\n]*)\n(.*?)^```$", re.M | re.S)
@@ -27,13 +26,7 @@ CHANCE = {
 """Values that differ in each run, and their replacements: times, UIDs of pods, sockets."""
 
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
-HEAD = """# Output of the first commands
-
-`make test-cluster` runs the commands of [README](../../README.md) on a real Kubernetes with
-containerd and Multus. The node is a virtual machine with the software HCAs `ibloop0` and `ibloop1`.
-The commands that look at the node and at the pod print this:
-"""
-LOOKING = " exec "  # is in the commands whose output the page has
+LOOKING = " exec "  # is in the commands whose output is recorded
 
 
 def commands() -> list[str]:
@@ -44,20 +37,19 @@ def commands() -> list[str]:
     return [line for line in lines if not line.startswith("make ")]
 
 
-def page(printed: str) -> str:
-    """The page in Markdown, from the test's record of the output of all commands."""
+def record(printed: str) -> str:
+    """The outputs that are kept, of all that a run of README's commands printed."""
     looked = [
-        f"$ {command}\n{output}"
+        f"$ {command}\n{output.rstrip()}\n"
         for command, output in outputs(printed).items()
         if LOOKING in command
     ]
-    lines = [_shortened(line.rstrip()) for line in "".join(looked).strip().splitlines()]
-    return "\n".join([HEAD, "```", *lines, "```", ""])
+    return "\n".join(looked)
 
 
 def outputs(text: str) -> dict[str, str]:
-    """The output of each command in the page, or in the test's record."""
-    parts = re.split(r"^\$ (.*)\n", text.removesuffix("```\n"), flags=re.M)
+    """The output of each command in a record."""
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -94,7 +86,7 @@ def main() -> int:
         print("there is nothing to write: run tests/unit/cli or `make test-cluster` first")
         return 1
     if PRINTED.exists():
-        PAGE.write_text(page(PRINTED.read_text()))
+        RECORD.write_text(record(PRINTED.read_text()))
     for path in PAGES:
         path.write_text(with_printed(path.read_text()))
     for path in KEPT.iterdir():
@@ -107,10 +99,6 @@ def main() -> int:
 def _printed(run: re.Match[str]) -> str:
     path = printed_at(run[1])
     return path.read_text() if path.exists() else run[2]
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
 
 
 if __name__ == "__main__":
