@@ -1,4 +1,7 @@
-"""docs/use/policy.md has a row for every option of every plugin: its rule and its test."""
+"""option-rows.md has a row for every option of every plugin: its rule and its test.
+
+docs/use/policy.md has every key of a rule.
+"""
 
 import re
 from collections import defaultdict
@@ -19,7 +22,7 @@ from tests.runtime import CHECKOUT
 TEXT = (CHECKOUT / "docs/use/policy.md").read_text()
 TABLE = [
     [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-    for line in TEXT.partition("## Every option")[2].splitlines()
+    for line in (CHECKOUT / "tests/unit/policy/option-rows.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith("| plugin")
 ]
 
@@ -53,6 +56,22 @@ def test_every_key_of_a_rule_is_in_a_row() -> None:
     assert told["set"] == {*document.SETTABLE, "hostPaths"}
     assert told["fixed"] == set(document.FIXABLE)
     assert told["use"] == {"devices", *document.USE, *document.COUNTS}
+
+
+def rows_of_page(heading: str) -> dict[str, list[str]]:
+    """The rows of the tables below a heading, by the keys in their first cells."""
+    lines = re.split(r"\n###? ", TEXT.partition(f"\n### {heading}\n")[2])[0].splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| `")]
+    return {key: row for row in rows for key in re.findall(r"`(\w+)`", row[0])}
+
+
+def test_the_page_has_every_key_of_a_rule() -> None:
+    assert set(rows_of_page("Use")) == {"devices", *document.USE, *document.COUNTS}
+    rows = rows_of_page("Set and fixed")
+    assert set(rows) == {*document.SETTABLE, "hostPaths"}
+    fixed = {key for key, row in rows.items() if row[-1].strip() == "yes"}
+    assert fixed | {"pkey", "vlan"} == set(document.FIXABLE)
+    assert "`fixed` also has `pkey` and `vlan`" in TEXT
 
 
 def test_every_option_with_authority_names_a_test_that_exists() -> None:
