@@ -1,4 +1,7 @@
-"""docs/use/policy.md has a row for every option of every plugin: its rule and its test."""
+"""option-rows.md has a row for every option of every plugin: its rule and its test.
+
+docs/use/policy.md has every key of a rule.
+"""
 
 import re
 from collections import defaultdict
@@ -19,7 +22,7 @@ from tests.runtime import CHECKOUT
 TEXT = (CHECKOUT / "docs/use/policy.md").read_text()
 TABLE = [
     [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-    for line in TEXT.partition("## Every option")[2].splitlines()
+    for line in (CHECKOUT / "tests/unit/policy/option-rows.md").read_text().splitlines()
     if line.startswith("| ") and not line.startswith("| plugin")
 ]
 
@@ -53,6 +56,22 @@ def test_every_key_of_a_rule_is_in_a_row() -> None:
     assert told["set"] == {*document.SETTABLE, "hostPaths"}
     assert told["fixed"] == set(document.FIXABLE)
     assert told["use"] == {"devices", *document.USE, *document.COUNTS}
+
+
+def keys_of_page(heading: str) -> dict[str, str]:
+    """The rows and list items below a heading, by the keys that they begin with."""
+    lines = re.split(r"\n###? ", TEXT.partition(f"\n### {heading}\n")[2])[0].splitlines()
+    found = [re.match(r"[|-] ((?:`\w+`(?:, )?)+)", line) for line in lines]
+    return {key: each.string for each in found if each for key in re.findall(r"`(\w+)`", each[1])}
+
+
+def test_the_page_has_every_key_of_a_rule() -> None:
+    assert set(keys_of_page("Use")) == {"devices", *document.USE, *document.COUNTS}
+    told = keys_of_page("Set and fixed")
+    assert set(told) == {*document.SETTABLE, "hostPaths"}
+    fixed = {key for key, line in told.items() if line.endswith("| yes |")}
+    assert fixed | {"pkey", "vlan"} == set(document.FIXABLE)
+    assert "`fixed` also has `pkey` and `vlan`" in TEXT
 
 
 def test_every_option_with_authority_names_a_test_that_exists() -> None:
