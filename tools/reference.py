@@ -12,7 +12,6 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from unittest.mock import MagicMock
@@ -45,15 +44,6 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     for each in yaml.safe_load_all((CHECKOUT / "deploy/kustomize/base/podfabric.yaml").read_text())
     if each and each["kind"] == "CustomResourceDefinition"
 }
-STRUCTS: Mapping[object, str] = {
-    checkpoint.CheckpointFile: "file",
-    checkpoint.StoredAllocation: "allocation",
-    checkpoint.AllocatedGPU: "GPU",
-    checkpoint.AllocatedHCA: "device",
-    checkpoint.AllocatedRdmaDevice: "RDMA device",
-    checkpoint.AllocatedPort: "port",
-    checkpoint.AllocatedNode: "node",
-}
 TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CONTAINER_LABELS = ("namespace", "pod", "container", "gpu_uuid", "gpu")
 """The page has them once."""
@@ -65,7 +55,7 @@ _NAMES: Mapping[object, str] = {int: "number", float: "number", str: "string", b
 
 
 def _shown(hint: object) -> str:
-    """A type as the pages show it: "list of strings", "1–256"."""
+    """A type as the pages show it: "list of strings", "1–256", "object" for a struct."""
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -78,11 +68,18 @@ def _shown(hint: object) -> str:
         return f"map from {_shown(parts[0])} to {_shown(parts[1])}"
     if origin is types.UnionType:
         return f"{_shown(parts[0])} or null"
-    return {**_NAMES, **STRUCTS}[hint]
+    return _NAMES.get(hint, "object")
 
 
-def _keys(shapes: Mapping[str, object]) -> Rows:
-    return ((f"`{key}`", _shown(shape)) for key, shape in shapes.items())
+def _fields(struct: object, at: str, expanded: set[object]) -> Iterator[tuple[str, str]]:
+    """The fields of a file with their paths (`hcas.KEY.id`); a struct's own fields appear once."""
+    for key, hint in _hints(struct).items():
+        yield f"`{at}{key}`", _shown(hint)
+        between = {tuple: "[]", dict: ".KEY"}.get(typing.get_origin(hint), "")
+        for part in (hint, *typing.get_args(hint)):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct) and part not in expanded:
+                expanded.add(part)
+                yield from _fields(part, f"{at}{key}{between}.", expanded)
 
 
 def _settings(struct: type[msgspec.Struct], *without: str) -> Rows:
@@ -160,10 +157,10 @@ TABLES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
     "metrics-agent": (_OF_METRICS, lambda: _families(_agent())),
     "metrics-gpu": (_OF_METRICS, lambda: _families(families(NodeSample(at=0.0), {}, 0.0, 0.0))),
     "metrics-controller": (_OF_METRICS, lambda: _families(exposition._families(_ANY))),
-    **{
-        f"checkpoint-{name.replace(' ', '-')}": ("field, type, meaning", partial(_keys, _hints(of)))
-        for of, name in STRUCTS.items()
-    },
+    "checkpoint": (
+        "field, type, meaning",
+        lambda: _fields(checkpoint.CheckpointFile, "", set()),
+    ),
 }
 
 

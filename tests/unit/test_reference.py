@@ -26,6 +26,6 @@ def test_every_row_has_a_meaning() -> None:
 
 
 def test_a_new_row_is_empty_and_the_cells_of_a_known_row_are_kept() -> None:
-    page = "<!-- table checkpoint-node -->\n| `minor` | text | Kept. |\n<!-- end -->\n"
-    assert "| `minor` | number | Kept. |" in reference.filled(page)
-    assert "| `path` | string |  |" in reference.filled(page)
+    page = "<!-- table checkpoint -->\n| `version` | text | Kept. |\n<!-- end -->\n"
+    assert "| `version` | number | Kept. |" in reference.filled(page)
+    assert "| `hcas.KEY.rdma[].uverbs.path` | string |  |" in reference.filled(page)
