@@ -45,7 +45,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     if each and each["kind"] == "CustomResourceDefinition"
 }
 TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-CONTAINER_LABELS = ("namespace", "pod", "container", "gpu_uuid", "gpu")
+CONTAINER_LABELS = "`namespace`, `pod`, `container`, `gpu_uuid`, `gpu`"
 """The page has them once."""
 Rows = Iterable[Sequence[str]]
 """The cells that the code has; the remaining ones are kept from the page."""
@@ -105,14 +105,19 @@ def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Ro
             yield f"`{at}{key}`", f"`{shown}`"
 
 
-def _families(found: Iterable[Metric]) -> Rows:
+def _families(found: Iterable[Metric]) -> Iterator[tuple[str, str, str]]:
     for family in (each for each in found if each.name.startswith("podfabric_")):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        kind = "" if family.type in ("counter", "gauge") else f" ({family.type})"
         sampled = {name: 0 for each in family.samples for name in each.labels if name != "le"}
-        names = tuple(getattr(family, "_labelnames", sampled))
-        labels = ", ".join(f"`{name}`" for name in names)
-        labels = "of a container" if names == CONTAINER_LABELS else labels
-        yield f"`{family.name}{suffix}`", family.type, labels, family.documentation
+        labels = ", ".join(f"`{name}`" for name in getattr(family, "_labelnames", sampled))
+        yield f"`{family.name}{suffix}`{kind}", labels, family.documentation
+
+
+def _gpu(*, of_containers: bool) -> Rows:
+    for name, labels, meaning in _families(families(NodeSample(at=0.0), {}, 0.0, 0.0)):
+        if (labels == CONTAINER_LABELS) is of_containers:
+            yield (name, meaning) if of_containers else (name, labels, meaning)
 
 
 def _agent() -> Iterable[Metric]:
@@ -148,14 +153,15 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
 
 
 _OF_KEYS = "key, values, default, meaning"
-_OF_METRICS = "metric, type, labels, meaning"
+_OF_METRICS = "metric, labels, meaning"
 TABLES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
     "agent": (_OF_KEYS, lambda: _settings(Settings, "policy", "ipam")),
     "ipam": (_OF_KEYS, lambda: _settings(AddressSettings)),
     "values": ("key, default, meaning", lambda: _values("", VALUES, SCHEMA)),
     "errors": ("code, name, when, remedy", lambda: ((f"{code}", code.name) for code in Code)),
     "metrics-agent": (_OF_METRICS, lambda: _families(_agent())),
-    "metrics-gpu": (_OF_METRICS, lambda: _families(families(NodeSample(at=0.0), {}, 0.0, 0.0))),
+    "metrics-gpu-container": ("metric, meaning", lambda: _gpu(of_containers=True)),
+    "metrics-gpu": (_OF_METRICS, lambda: _gpu(of_containers=False)),
     "metrics-controller": (_OF_METRICS, lambda: _families(exposition._families(_ANY))),
     "checkpoint": (
         "field, type, meaning",
