@@ -1,8 +1,9 @@
-"""Write tables of the documentation from the code: `python -m tools.reference`.
+"""Write tables and lists of the documentation from the code: `python -m tools.reference`.
 
-A page has each table between `<!-- table NAME -->` and `<!-- end -->`. The code gives the rows and
-their first cells. A person writes the remaining cells in the page, and they are kept by the row's
-first cell. tests/unit/test_reference.py compares the pages with the code.
+A page has each between `<!-- table NAME -->` and `<!-- end -->`. The code gives all words of a
+list, but only the rows and first cells of a table. A person writes the remaining cells in the page;
+this program finds them again by the row's first cell. tests/unit/test_reference.py compares the
+pages with the code.
 """
 
 import html
@@ -12,6 +13,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from unittest.mock import MagicMock
@@ -45,8 +47,9 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     if each and each["kind"] == "CustomResourceDefinition"
 }
 TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-CONTAINER_LABELS = "`namespace`, `pod`, `container`, `gpu_uuid`, `gpu`"
-"""The page has them once."""
+_OF_GPU = ("gpu_uuid", "gpu")
+ONCE = (_OF_GPU, ("namespace", "pod", "container", *_OF_GPU))
+"""Labels that the page names once, for all metrics of a GPU and of a container."""
 Rows = Iterable[Sequence[str]]
 """The cells that the code has; the remaining ones are kept from the page."""
 
@@ -105,19 +108,21 @@ def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Ro
             yield f"`{at}{key}`", f"`{shown}`"
 
 
-def _families(found: Iterable[Metric]) -> Iterator[tuple[str, str, str]]:
+def _item(name: str, traits: str, text: str) -> str:
+    inside = f" ({traits})" if traits else ""
+    line = f"- `{name}`{inside}: {html.escape(text, quote=False)}"
+    return textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
+def _families(found: Iterable[Metric]) -> Iterator[str]:
     for family in (each for each in found if each.name.startswith("podfabric_")):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
-        kind = "" if family.type in ("counter", "gauge") else f" ({family.type})"
         sampled = {name: 0 for each in family.samples for name in each.labels if name != "le"}
-        labels = ", ".join(f"`{name}`" for name in getattr(family, "_labelnames", sampled))
-        yield f"`{family.name}{suffix}`{kind}", labels, family.documentation
-
-
-def _gpu(*, of_containers: bool) -> Rows:
-    for name, labels, meaning in _families(families(NodeSample(at=0.0), {}, 0.0, 0.0)):
-        if (labels == CONTAINER_LABELS) is of_containers:
-            yield (name, meaning) if of_containers else (name, labels, meaning)
+        names = tuple(getattr(family, "_labelnames", sampled))
+        traits = [f"`{name}`" for name in names if names not in ONCE]
+        if family.type not in ("counter", "gauge"):
+            traits.append(family.type)
+        yield _item(family.name + suffix, ", ".join(traits), family.documentation)
 
 
 def _agent() -> Iterable[Metric]:
@@ -146,33 +151,33 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
             traits = (values or field["type"]) + (
                 f", default `{default}`" if default not in ("{}", "[]", '""') else ""
             )
-            line = f"- `{at}{key}` ({traits}): {html.escape(text or above, quote=False)}"
-            yield textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+            yield _item(f"{at}{key}", traits, text or above)
         below = f"{at}{key}{'[]' if 'items' in field else ''}."
         yield from _described(below, inner, text or above)
 
 
 _OF_KEYS = "key, values, default, meaning"
-_OF_METRICS = "metric, labels, meaning"
 TABLES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
     "agent": (_OF_KEYS, lambda: _settings(Settings, "policy", "ipam")),
     "ipam": (_OF_KEYS, lambda: _settings(AddressSettings)),
     "values": ("key, default, meaning", lambda: _values("", VALUES, SCHEMA)),
     "errors": ("code, name, when, remedy", lambda: ((f"{code}", code.name) for code in Code)),
-    "metrics-agent": (_OF_METRICS, lambda: _families(_agent())),
-    "metrics-gpu-container": ("metric, meaning", lambda: _gpu(of_containers=True)),
-    "metrics-gpu": (_OF_METRICS, lambda: _gpu(of_containers=False)),
-    "metrics-controller": (_OF_METRICS, lambda: _families(exposition._families(_ANY))),
     "checkpoint": (
         "field, type, meaning",
         lambda: _fields(checkpoint.CheckpointFile, "", set()),
     ),
 }
+LISTS: Mapping[str, Callable[[], Iterable[str]]] = {
+    "metrics-agent": lambda: _families(_agent()),
+    "metrics-gpu": lambda: _families(families(NodeSample(at=0.0), {}, 0.0, 0.0)),
+    "metrics-controller": lambda: _families(exposition._families(_ANY)),
+    **{kind: partial(_described, "", schema) for kind, schema in KINDS.items()},
+}
 
 
 def _table(name: str, present: str) -> str:
-    if name in KINDS:
-        return "".join(_described("", KINDS[name]))
+    if name in LISTS:
+        return "".join(LISTS[name]())
     head, rows = TABLES[name]
     header = head.split(", ")
     old = ([cell.strip() for cell in line.split("|")[1:-1]] for line in present.splitlines())

@@ -16,7 +16,7 @@ def test_the_tables_of_a_page_are_those_of_the_code(page: Path) -> None:
 
 def test_every_table_is_in_one_page() -> None:
     found = [table[2] for text in PAGES.values() for table in reference.TABLE.finditer(text)]
-    assert sorted(found) == sorted([*reference.TABLES, *reference.KINDS])
+    assert sorted(found) == sorted([*reference.TABLES, *reference.LISTS])
 
 
 def test_every_row_has_a_meaning() -> None:
