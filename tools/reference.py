@@ -1,9 +1,9 @@
 """Write tables and lists of the documentation from the code: `python -m tools.reference`.
 
-A page has each between `<!-- table NAME -->` and `<!-- end -->`. The code gives all words of a
-list, but only the rows and first cells of a table. A person writes the remaining cells in the page;
-this program finds them again by the row's first cell. tests/unit/test_reference.py compares the
-pages with the code.
+A page has each between `<!-- table NAME -->` and `<!-- end -->`. The code gives all words of some
+lists, and only the names of other items and rows. A person writes their meanings in the page; this
+program finds a meaning again by the name. tests/unit/test_reference.py compares the pages with the
+code.
 """
 
 import html
@@ -12,7 +12,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,11 +47,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     if each and each["kind"] == "CustomResourceDefinition"
 }
 TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+ITEM = re.compile(r"^- `([^`]+)`(?: \([^)]*\))?:(.*(?:\n  .*)*)", re.MULTILINE)
 _OF_GPU = ("gpu_uuid", "gpu")
 ONCE = (_OF_GPU, ("namespace", "pod", "container", *_OF_GPU))
 """Labels that the page names once, for all metrics of a GPU and of a container."""
-Rows = Iterable[Sequence[str]]
-"""The cells that the code has; the remaining ones are kept from the page."""
+Items = Iterable[tuple[str, str]]
+"""Name and traits (type, default) of each item; the page has the meaning."""
 
 _ANY: Any = MagicMock()  # a process whose metrics have names, labels and texts, but no values
 _NAMES: Mapping[object, str] = {int: "number", float: "number", str: "string", bool: "bool"}
@@ -74,10 +75,10 @@ def _shown(hint: object) -> str:
     return _NAMES.get(hint, "object")
 
 
-def _fields(struct: object, at: str, expanded: set[object]) -> Iterator[tuple[str, str]]:
+def _fields(struct: object, at: str, expanded: set[object]) -> Items:
     """The fields of a file with their paths (`hcas.KEY.id`); a struct's own fields appear once."""
     for key, hint in _hints(struct).items():
-        yield f"`{at}{key}`", _shown(hint)
+        yield f"{at}{key}", _shown(hint)
         between = {tuple: "[]", dict: ".KEY"}.get(typing.get_origin(hint), "")
         for part in (hint, *typing.get_args(hint)):
             if isinstance(part, type) and issubclass(part, msgspec.Struct) and part not in expanded:
@@ -85,19 +86,19 @@ def _fields(struct: object, at: str, expanded: set[object]) -> Iterator[tuple[st
                 yield from _fields(part, f"{at}{key}{between}.", expanded)
 
 
-def _settings(struct: type[msgspec.Struct], *without: str) -> Rows:
+def _settings(struct: type[msgspec.Struct], *without: str) -> Items:
     """The keys of a struct with their values and defaults."""
     for field in msgspec.structs.fields(struct):
         if field.name not in without:
             default = json.dumps(field.default).strip('"').removesuffix(".0")
-            yield f"`{field.name}`", _shown(_hints(struct)[field.name]), f"`{default}`"
+            yield field.name, f"{_shown(_hints(struct)[field.name])}, default `{default}`"
 
 
 def _hints(struct: object) -> Mapping[str, object]:
     return typing.get_type_hints(struct, include_extras=True)
 
 
-def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Rows:
+def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Items:
     """The values of the chart with their defaults."""
     for key, value in values.items():
         of_key = schema["properties"][key]
@@ -105,12 +106,11 @@ def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Ro
             yield from _values(f"{at}{key}.", value, of_key)
         else:
             shown = yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
-            yield f"`{at}{key}`", f"`{shown}`"
+            yield f"{at}{key}", f"`{shown}`"
 
 
 def _item(name: str, traits: str, text: str) -> str:
-    inside = f" ({traits})" if traits else ""
-    line = f"- `{name}`{inside}: {html.escape(text, quote=False)}"
+    line = f"- `{name}`{f' ({traits})' if traits else ''}: {text}"
     return textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
@@ -122,7 +122,8 @@ def _families(found: Iterable[Metric]) -> Iterator[str]:
         traits = [f"`{name}`" for name in names if names not in ONCE]
         if family.type not in ("counter", "gauge"):
             traits.append(family.type)
-        yield _item(family.name + suffix, ", ".join(traits), family.documentation)
+        text = html.escape(family.documentation, quote=False)
+        yield _item(family.name + suffix, ", ".join(traits), text)
 
 
 def _agent() -> Iterable[Metric]:
@@ -151,21 +152,16 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
             traits = (values or field["type"]) + (
                 f", default `{default}`" if default not in ("{}", "[]", '""') else ""
             )
-            yield _item(f"{at}{key}", traits, text or above)
+            yield _item(f"{at}{key}", traits, html.escape(text or above, quote=False))
         below = f"{at}{key}{'[]' if 'items' in field else ''}."
         yield from _described(below, inner, text or above)
 
 
-_OF_KEYS = "key, values, default, meaning"
-TABLES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
-    "agent": (_OF_KEYS, lambda: _settings(Settings, "policy", "ipam")),
-    "ipam": (_OF_KEYS, lambda: _settings(AddressSettings)),
-    "values": ("key, default, meaning", lambda: _values("", VALUES, SCHEMA)),
-    "errors": ("code, name, when, remedy", lambda: ((f"{code}", code.name) for code in Code)),
-    "checkpoint": (
-        "field, type, meaning",
-        lambda: _fields(checkpoint.CheckpointFile, "", set()),
-    ),
+ITEMS: Mapping[str, Callable[[], Items]] = {
+    "agent": lambda: _settings(Settings, "policy", "ipam"),
+    "ipam": lambda: _settings(AddressSettings),
+    "values": lambda: _values("", VALUES, SCHEMA),
+    "checkpoint": lambda: _fields(checkpoint.CheckpointFile, "", set()),
 }
 LISTS: Mapping[str, Callable[[], Iterable[str]]] = {
     "metrics-agent": lambda: _families(_agent()),
@@ -175,23 +171,27 @@ LISTS: Mapping[str, Callable[[], Iterable[str]]] = {
 }
 
 
-def _table(name: str, present: str) -> str:
-    if name in LISTS:
-        return "".join(LISTS[name]())
-    head, rows = TABLES[name]
-    header = head.split(", ")
+def _errors(present: str) -> str:
+    """The table of codes; the page has the cells "when" and "remedy"."""
     old = ([cell.strip() for cell in line.split("|")[1:-1]] for line in present.splitlines())
-    kept = {cells[0]: cells for cells in old if cells}
-    lines = [header, ["---"] * len(header)]
-    for row in rows():
-        before = kept.get(row[0], [""] * len(header))
-        lines.append([*row, *before[len(row) :]])
+    kept = {cells[0]: cells[2:] for cells in old if cells}
+    lines = [["code", "name", "when", "remedy"], ["---"] * 4]
+    lines += ([f"{code}", code.name, *kept.get(f"{code}", ["", ""])] for code in Code)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+def _content(name: str, present: str) -> str:
+    if name == "errors":
+        return _errors(present)
+    if name in LISTS:
+        return "".join(LISTS[name]())
+    kept = {found[1]: " ".join(found[2].split()) for found in ITEM.finditer(present)}
+    return "".join(_item(key, traits, kept.get(key, "")) for key, traits in ITEMS[name]())
+
+
 def filled(page: str) -> str:
-    """The page with each of its tables as the code has it."""
-    return TABLE.sub(lambda found: f"{found[1]}\n{_table(found[2], found[3])}\n{found[4]}", page)
+    """The page with each of its tables and lists as the code has it."""
+    return TABLE.sub(lambda found: f"{found[1]}\n{_content(found[2], found[3])}\n{found[4]}", page)
 
 
 def main() -> None:
