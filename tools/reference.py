@@ -1,9 +1,9 @@
-"""Write tables and lists of the documentation from the code: `python -m tools.reference`.
+"""Write lists of the documentation from the code: `python -m tools.reference`.
 
-A page has each between `<!-- table NAME -->` and `<!-- end -->`. The code gives all words of some
-lists, and only the names of other items and rows. A person writes their meanings in the page; this
-program finds a meaning again by the name. tests/unit/test_reference.py compares the pages with the
-code.
+A page has each list between `<!-- list NAME -->` and `<!-- end -->`. The code gives all words of
+some lists, and only the names and traits of other items. A person writes their meanings in the
+page; this program finds a meaning again by the name. tests/unit/test_reference.py compares the
+pages with the code.
 """
 
 import html
@@ -46,7 +46,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     for each in yaml.safe_load_all((CHECKOUT / "deploy/kustomize/base/podfabric.yaml").read_text())
     if each and each["kind"] == "CustomResourceDefinition"
 }
-TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+LIST = re.compile(r"(<!-- list (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ITEM = re.compile(r"^- `([^`]+)`(?: \([^)]*\))?:(.*(?:\n  .*)*)", re.MULTILINE)
 _OF_GPU = ("gpu_uuid", "gpu")
 ONCE = (_OF_GPU, ("namespace", "pod", "container", *_OF_GPU))
@@ -149,10 +149,10 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
         if at.count(".") < 3 and ((text and at) or leaf):
             values = ", ".join(f"`{value}`" for value in field.get("enum", ()) if value)
             default = json.dumps(field.get("default", {}))
-            traits = (values or field["type"]) + (
-                f", default `{default}`" if default not in ("{}", "[]", '""') else ""
-            )
-            yield _item(f"{at}{key}", traits, html.escape(text or above, quote=False))
+            traits = [values or field["type"].removesuffix("string")]
+            if default not in ("{}", "[]", '""'):
+                traits.append(f"default `{default}`")
+            yield _item(f"{at}{key}", ", ".join(filter(None, traits)), html.escape(text or above, quote=False))
         below = f"{at}{key}{'[]' if 'items' in field else ''}."
         yield from _described(below, inner, text or above)
 
@@ -161,6 +161,7 @@ ITEMS: Mapping[str, Callable[[], Items]] = {
     "agent": lambda: _settings(Settings, "policy", "ipam"),
     "ipam": lambda: _settings(AddressSettings),
     "values": lambda: _values("", VALUES, SCHEMA),
+    "errors": lambda: ((f"{code}", code.name) for code in Code),
     "checkpoint": lambda: _fields(checkpoint.CheckpointFile, "", set()),
 }
 LISTS: Mapping[str, Callable[[], Iterable[str]]] = {
@@ -171,18 +172,7 @@ LISTS: Mapping[str, Callable[[], Iterable[str]]] = {
 }
 
 
-def _errors(present: str) -> str:
-    """The table of codes; the page has the cells "when" and "remedy"."""
-    old = ([cell.strip() for cell in line.split("|")[1:-1]] for line in present.splitlines())
-    kept = {cells[0]: cells[2:] for cells in old if cells}
-    lines = [["code", "name", "when", "remedy"], ["---"] * 4]
-    lines += ([f"{code}", code.name, *kept.get(f"{code}", ["", ""])] for code in Code)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
 def _content(name: str, present: str) -> str:
-    if name == "errors":
-        return _errors(present)
     if name in LISTS:
         return "".join(LISTS[name]())
     kept = {found[1]: " ".join(found[2].split()) for found in ITEM.finditer(present)}
@@ -190,8 +180,8 @@ def _content(name: str, present: str) -> str:
 
 
 def filled(page: str) -> str:
-    """The page with each of its tables and lists as the code has it."""
-    return TABLE.sub(lambda found: f"{found[1]}\n{_content(found[2], found[3])}\n{found[4]}", page)
+    """The page with each of its lists as the code has it."""
+    return LIST.sub(lambda found: f"{found[1]}\n{_content(found[2], found[3])}\n{found[4]}", page)
 
 
 def main() -> None:
