@@ -109,8 +109,9 @@ def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> It
             yield f"{at}{key}", f"`{shown}`"
 
 
-def _item(name: str, traits: str, text: str) -> str:
-    line = f"- `{name}`{f' ({traits})' if traits else ''}: {text}"
+def _item(name: str, text: str, *traits: str) -> str:
+    inside = ", ".join(filter(None, traits))
+    line = f"- `{name}`{f' ({inside})' if inside else ''}: {text}"
     return textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
@@ -123,7 +124,7 @@ def _families(found: Iterable[Metric]) -> Iterator[str]:
         if family.type not in ("counter", "gauge"):
             traits.append(family.type)
         text = html.escape(family.documentation, quote=False)
-        yield _item(family.name + suffix, ", ".join(traits), text)
+        yield _item(family.name + suffix, text, *traits)
 
 
 def _agent() -> Iterable[Metric]:
@@ -152,7 +153,7 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
             traits = [values or field["type"].removesuffix("string")]
             if default not in ("{}", "[]", '""'):
                 traits.append(f"default `{default}`")
-            yield _item(f"{at}{key}", ", ".join(filter(None, traits)), html.escape(text or above, quote=False))
+            yield _item(f"{at}{key}", html.escape(text or above, quote=False), *traits)
         below = f"{at}{key}{'[]' if 'items' in field else ''}."
         yield from _described(below, inner, text or above)
 
@@ -176,7 +177,7 @@ def _content(name: str, present: str) -> str:
     if name in LISTS:
         return "".join(LISTS[name]())
     kept = {found[1]: " ".join(found[2].split()) for found in ITEM.finditer(present)}
-    return "".join(_item(key, traits, kept.get(key, "")) for key, traits in ITEMS[name]())
+    return "".join(_item(key, kept.get(key, ""), traits) for key, traits in ITEMS[name]())
 
 
 def filled(page: str) -> str:
