@@ -56,6 +56,7 @@ Items = Iterable[tuple[str, str]]
 
 _ANY: Any = MagicMock()  # a process whose metrics have names, labels and texts, but no values
 _NAMES: Mapping[object, str] = {int: "number", float: "number", str: "string", bool: "bool"}
+_BETWEEN: Mapping[object, str] = {tuple: "[]", dict: ".KEY"}
 
 
 def _shown(hint: object) -> str:
@@ -79,7 +80,7 @@ def _fields(struct: object, at: str, expanded: set[object]) -> Items:
     """The fields of a file with their paths (`hcas.KEY.id`); a struct's own fields appear once."""
     for key, hint in _hints(struct).items():
         yield f"{at}{key}", _shown(hint)
-        between = {tuple: "[]", dict: ".KEY"}.get(typing.get_origin(hint), "")
+        between = _BETWEEN.get(typing.get_origin(hint), "")
         for part in (hint, *typing.get_args(hint)):
             if isinstance(part, type) and issubclass(part, msgspec.Struct) and part not in expanded:
                 expanded.add(part)
@@ -165,12 +166,14 @@ ITEMS: Mapping[str, Callable[[], Items]] = {
     "errors": lambda: ((f"{code}", code.name) for code in Code),
     "checkpoint": lambda: _fields(checkpoint.CheckpointFile, "", set()),
 }
+"""Lists whose meanings the pages have."""
 LISTS: Mapping[str, Callable[[], Iterable[str]]] = {
     "metrics-agent": lambda: _families(_agent()),
     "metrics-gpu": lambda: _families(families(NodeSample(at=0.0), {}, 0.0, 0.0)),
     "metrics-controller": lambda: _families(exposition._families(_ANY)),
     **{kind: partial(_described, "", schema) for kind, schema in KINDS.items()},
 }
+"""Lists whose meanings the code has."""
 
 
 def _content(name: str, present: str) -> str:
