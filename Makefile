@@ -112,7 +112,7 @@ image: ## the image, in build/image; BASE= its base, PUSH=registry/name where to
 manifests: setup ## write deploy/kustomize/base from deploy/chart
 	@$(PY) -m tools.manifests
 
-reference: setup ## write the tables of docs that come from the code
+reference: setup ## write the lists of docs that come from the code
 	@$(PY) -m tools.reference
 
 docs: setup ## the site of docs, in build/site

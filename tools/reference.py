@@ -1,8 +1,9 @@
-"""Write tables of the documentation from the code: `python -m tools.reference`.
+"""Write lists of the documentation from the code: `python -m tools.reference`.
 
-A page has each table between `<!-- table NAME -->` and `<!-- end -->`. The code gives the rows and
-their first cells. A person writes the remaining cells in the page, and they are kept by the row's
-first cell. tests/unit/test_reference.py compares the pages with the code.
+A page has each list between `<!-- list NAME -->` and `<!-- end -->`. The code gives all words of
+some lists, and only the names and traits of other items. A person writes their meanings in the
+page; this program finds a meaning again by the name. tests/unit/test_reference.py compares the
+pages with the code.
 """
 
 import html
@@ -11,7 +12,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,27 +46,21 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     for each in yaml.safe_load_all((CHECKOUT / "deploy/kustomize/base/podfabric.yaml").read_text())
     if each and each["kind"] == "CustomResourceDefinition"
 }
-STRUCTS: Mapping[object, str] = {
-    checkpoint.CheckpointFile: "file",
-    checkpoint.StoredAllocation: "allocation",
-    checkpoint.AllocatedGPU: "GPU",
-    checkpoint.AllocatedHCA: "device",
-    checkpoint.AllocatedRdmaDevice: "RDMA device",
-    checkpoint.AllocatedPort: "port",
-    checkpoint.AllocatedNode: "node",
-}
-TABLE = re.compile(r"(<!-- table (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-CONTAINER_LABELS = ("namespace", "pod", "container", "gpu_uuid", "gpu")
-"""The page has them once."""
-Rows = Iterable[Sequence[str]]
-"""The cells that the code has; the remaining ones are kept from the page."""
+LIST = re.compile(r"(<!-- list (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+ITEM = re.compile(r"^- `([^`]+)`(?: \([^)]*\))?:(.*(?:\n  .*)*)", re.MULTILINE)
+_OF_GPU = ("gpu_uuid", "gpu")
+ONCE = (_OF_GPU, ("namespace", "pod", "container", *_OF_GPU))
+"""Labels that the page names once, for all metrics of a GPU and of a container."""
+Items = Iterable[tuple[str, str]]
+"""Name and traits (type, default) of each item; the page has the meaning."""
 
 _ANY: Any = MagicMock()  # a process whose metrics have names, labels and texts, but no values
 _NAMES: Mapping[object, str] = {int: "number", float: "number", str: "string", bool: "bool"}
+_BETWEEN: Mapping[object, str] = {tuple: "[]", dict: ".KEY"}
 
 
 def _shown(hint: object) -> str:
-    """A type as the pages show it: "list of strings", "1–256"."""
+    """A type as the pages show it: "list of strings", "1–256", "object" for a struct."""
     hint = getattr(hint, "__supertype__", hint)  # of a NewType
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -78,26 +73,33 @@ def _shown(hint: object) -> str:
         return f"map from {_shown(parts[0])} to {_shown(parts[1])}"
     if origin is types.UnionType:
         return f"{_shown(parts[0])} or null"
-    return {**_NAMES, **STRUCTS}[hint]
+    return _NAMES.get(hint, "object")
 
 
-def _keys(shapes: Mapping[str, object]) -> Rows:
-    return ((f"`{key}`", _shown(shape)) for key, shape in shapes.items())
+def _fields(struct: object, at: str, expanded: set[object]) -> Items:
+    """The fields of a file with their paths (`hcas.KEY.id`); a struct's own fields appear once."""
+    for key, hint in _hints(struct).items():
+        yield f"{at}{key}", _shown(hint)
+        between = _BETWEEN.get(typing.get_origin(hint), "")
+        for part in (hint, *typing.get_args(hint)):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct) and part not in expanded:
+                expanded.add(part)
+                yield from _fields(part, f"{at}{key}{between}.", expanded)
 
 
-def _settings(struct: type[msgspec.Struct], *without: str) -> Rows:
+def _settings(struct: type[msgspec.Struct], *without: str) -> Items:
     """The keys of a struct with their values and defaults."""
     for field in msgspec.structs.fields(struct):
         if field.name not in without:
             default = json.dumps(field.default).strip('"').removesuffix(".0")
-            yield f"`{field.name}`", _shown(_hints(struct)[field.name]), f"`{default}`"
+            yield field.name, f"{_shown(_hints(struct)[field.name])}, default `{default}`"
 
 
 def _hints(struct: object) -> Mapping[str, object]:
     return typing.get_type_hints(struct, include_extras=True)
 
 
-def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Rows:
+def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Items:
     """The values of the chart with their defaults."""
     for key, value in values.items():
         of_key = schema["properties"][key]
@@ -105,17 +107,25 @@ def _values(at: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Ro
             yield from _values(f"{at}{key}.", value, of_key)
         else:
             shown = yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]
-            yield f"`{at}{key}`", f"`{shown}`"
+            yield f"{at}{key}", f"`{shown}`"
 
 
-def _families(found: Iterable[Metric]) -> Rows:
+def _item(name: str, text: str, *traits: str) -> str:
+    inside = ", ".join(filter(None, traits))
+    line = f"- `{name}`{f' ({inside})' if inside else ''}: {text}"
+    return textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+
+
+def _families(found: Iterable[Metric]) -> Iterator[str]:
     for family in (each for each in found if each.name.startswith("podfabric_")):
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         sampled = {name: 0 for each in family.samples for name in each.labels if name != "le"}
         names = tuple(getattr(family, "_labelnames", sampled))
-        labels = ", ".join(f"`{name}`" for name in names)
-        labels = "of a container" if names == CONTAINER_LABELS else labels
-        yield f"`{family.name}{suffix}`", family.type, labels, family.documentation
+        traits = [f"`{name}`" for name in names if names not in ONCE]
+        if family.type not in ("counter", "gauge"):
+            traits.append(family.type)
+        text = html.escape(family.documentation, quote=False)
+        yield _item(family.name + suffix, text, *traits)
 
 
 def _agent() -> Iterable[Metric]:
@@ -141,49 +151,41 @@ def _described(at: str, schema: Mapping[str, Any], above: str = "") -> Iterator[
         if at.count(".") < 3 and ((text and at) or leaf):
             values = ", ".join(f"`{value}`" for value in field.get("enum", ()) if value)
             default = json.dumps(field.get("default", {}))
-            traits = (values or field["type"]) + (
-                f", default `{default}`" if default not in ("{}", "[]", '""') else ""
-            )
-            line = f"- `{at}{key}` ({traits}): {html.escape(text or above, quote=False)}"
-            yield textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+            traits = [values or field["type"].removesuffix("string")]
+            if default not in ("{}", "[]", '""'):
+                traits.append(f"default `{default}`")
+            yield _item(f"{at}{key}", html.escape(text or above, quote=False), *traits)
         below = f"{at}{key}{'[]' if 'items' in field else ''}."
         yield from _described(below, inner, text or above)
 
 
-_OF_KEYS = "key, values, default, meaning"
-_OF_METRICS = "metric, type, labels, meaning"
-TABLES: Mapping[str, tuple[str, Callable[[], Rows]]] = {
-    "agent": (_OF_KEYS, lambda: _settings(Settings, "policy", "ipam")),
-    "ipam": (_OF_KEYS, lambda: _settings(AddressSettings)),
-    "values": ("key, default, meaning", lambda: _values("", VALUES, SCHEMA)),
-    "errors": ("code, name, when, remedy", lambda: ((f"{code}", code.name) for code in Code)),
-    "metrics-agent": (_OF_METRICS, lambda: _families(_agent())),
-    "metrics-gpu": (_OF_METRICS, lambda: _families(families(NodeSample(at=0.0), {}, 0.0, 0.0))),
-    "metrics-controller": (_OF_METRICS, lambda: _families(exposition._families(_ANY))),
-    **{
-        f"checkpoint-{name.replace(' ', '-')}": ("field, type, meaning", partial(_keys, _hints(of)))
-        for of, name in STRUCTS.items()
-    },
+ITEMS: Mapping[str, Callable[[], Items]] = {
+    "agent": lambda: _settings(Settings, "policy", "ipam"),
+    "ipam": lambda: _settings(AddressSettings),
+    "values": lambda: _values("", VALUES, SCHEMA),
+    "errors": lambda: ((f"{code}", code.name) for code in Code),
+    "checkpoint": lambda: _fields(checkpoint.CheckpointFile, "", set()),
 }
+"""Lists whose meanings the pages have."""
+LISTS: Mapping[str, Callable[[], Iterable[str]]] = {
+    "metrics-agent": lambda: _families(_agent()),
+    "metrics-gpu": lambda: _families(families(NodeSample(at=0.0), {}, 0.0, 0.0)),
+    "metrics-controller": lambda: _families(exposition._families(_ANY)),
+    **{kind: partial(_described, "", schema) for kind, schema in KINDS.items()},
+}
+"""Lists whose meanings the code has."""
 
 
-def _table(name: str, present: str) -> str:
-    if name in KINDS:
-        return "".join(_described("", KINDS[name]))
-    head, rows = TABLES[name]
-    header = head.split(", ")
-    old = ([cell.strip() for cell in line.split("|")[1:-1]] for line in present.splitlines())
-    kept = {cells[0]: cells for cells in old if cells}
-    lines = [header, ["---"] * len(header)]
-    for row in rows():
-        before = kept.get(row[0], [""] * len(header))
-        lines.append([*row, *before[len(row) :]])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+def _content(name: str, present: str) -> str:
+    if name in LISTS:
+        return "".join(LISTS[name]())
+    kept = {found[1]: " ".join(found[2].split()) for found in ITEM.finditer(present)}
+    return "".join(_item(key, kept.get(key, ""), traits) for key, traits in ITEMS[name]())
 
 
 def filled(page: str) -> str:
-    """The page with each of its tables as the code has it."""
-    return TABLE.sub(lambda found: f"{found[1]}\n{_table(found[2], found[3])}\n{found[4]}", page)
+    """The page with each of its lists as the code has it."""
+    return LIST.sub(lambda found: f"{found[1]}\n{_content(found[2], found[3])}\n{found[4]}", page)
 
 
 def main() -> None:

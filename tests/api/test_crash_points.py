@@ -50,7 +50,7 @@ def is_block(resource: object) -> bool:
     return isinstance(resource, AddressBlock)
 
 
-# Each is a row of "What a crash leaves" in docs/developers/protocol.md.
+# Each is an item of "What a crash leaves" in docs/developers/protocol.md.
 POINTS = {
     "POST, before the row": after_call("create", is_block),
     "row, before the address": after_commit("put"),

@@ -1,6 +1,6 @@
 """Changes to a VF by root of a pod's namespace do not reach the next pod.
 
-The rows of docs/developers/sriov-behaviour.md, "What a pod may change".
+The lists of docs/developers/sriov-behaviour.md, "What a pod may change".
 """
 
 import ctypes

@@ -63,7 +63,7 @@ def test_the_docstring_of_every_package_says_what_is_in_it() -> None:
 def test_the_page_of_tests_lists_every_folder_of_tests() -> None:
     folders = {path.parts[1] for path in _tracked("tests/*/*.py")}
     page = (ROOT / "docs/developers/tests.md").read_text()
-    assert set(re.findall(r"^\| `tests/(\w+)/`", page, re.MULTILINE)) == folders
+    assert set(re.findall(r"^- `tests/(\w+)/`", page, re.MULTILINE)) == folders
 
 
 def test_a_folder_has_few_modules() -> None:

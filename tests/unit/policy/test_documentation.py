@@ -104,12 +104,6 @@ def test_the_limits_are_those_of_the_code() -> None:
     ) in TEXT
 
 
-def test_the_example_of_an_object_is_valid() -> None:
-    text = (CHECKOUT / "docs/reference/objects.md").read_text().partition("## FabricPolicy")[2]
-    example = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0])
-    assert rules_of(example["spec"]["rules"], "rules")
-
-
 def test_the_examples_are_valid() -> None:
     (first,) = re.findall(r"```yaml\n( +apiVersion: fabric.*?)```", TEXT, re.DOTALL)
     assert rules_of(yaml.safe_load(first)["spec"]["rules"], "rules")

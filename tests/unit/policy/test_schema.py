@@ -1,6 +1,5 @@
 """The kind FabricPolicy has just the keys that the agent reads. tests/api has what it refuses."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,6 @@ def test_a_list_is_no_longer_than_the_agent_reads(most: int, schema: dict[str, A
 
 def test_the_documentation_has_the_limits() -> None:
     text = (CHECKOUT / "docs/reference/objects.md").read_text().partition("## FabricPolicy")[2]
-    found = {what: int(most) for what, most in re.findall(r"^\| ([a-z ]+) \| (\d+)", text, re.M)}
-    assert found == {
-        "rules of a policy": RULES["maxItems"],
-        "subjects of a rule": inner("subjects")["maxItems"],
-        "items of a list": inner("use", "pkeys")["maxItems"],
-    }
+    rules, subjects = RULES["maxItems"], inner("subjects")["maxItems"]
+    items = inner("use", "pkeys")["maxItems"]
+    assert f"at most {rules} rules, a rule {subjects} subjects, a list {items} items" in text

@@ -159,7 +159,7 @@ def _cost(look: Callable[[bytes], object], raw: bytes, tries: int = 20) -> float
 def test_documentation_has_every_limit() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs/reference/configuration.md").read_text()
     text = page.partition("## Limits of a network configuration")[2]
-    listed = {int(number) for number in re.findall(r"\| (\d+) \|$", text, re.MULTILINE)}
+    listed = {int(number) for number in re.findall(r"^- .*: (\d+)$", text, re.MULTILINE)}
     constants = {
         value for name, value in vars(limits).items() if name.isupper() and name[0] != "_"
     } - {limits.MAX_PATH, limits.READABLE_DEPTH}
