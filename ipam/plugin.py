@@ -210,7 +210,7 @@ class AddressPlugin:
         if full:
             raise CNIError(
                 Code.UNAVAILABLE,
-                f"no free address in {full}: delete pods that need no address any more, or widen "
+                f"no free address: {full}: delete pods that need no address any more, or widen "
                 "the range",
             )
 

@@ -103,7 +103,7 @@ class RangeReader:
         if dashed:
             if (start, end) not in ((None, None), dashed):
                 self.notes.append(
-                    f"{range_key} has a start and an end, so others in {path} are ignored"
+                    f"{range_key} has a start and an end: {start_key} and {end_key} are ignored"
                 )
             start, end = dashed.first, dashed.last
             start_key = end_key = range_key
@@ -131,7 +131,10 @@ class RangeReader:
             key = f"{path}.gateway"
             gateway = address_at(options.gateway, key)
             if gateway is not None and family(gateway) != family(network.address):
-                raise invalid_config(f'"{key}" is not of the family of {network}: correct it')
+                raise invalid_config(
+                    f'"{key}" is IPv{family(gateway)}, but the range {network} is not: write a '
+                    "gateway of the family of the range"
+                )
             return gateway
         if self.gateway is not None and family(self.gateway) == family(network.address):
             return self.gateway

@@ -51,7 +51,7 @@ R = {"range": "10.0.0.0/24"}
         ({**R, "exclude": ["10.0.0.1", "100::2::1"]}, '"ipam.exclude[1]"'),
         ({**R, "gateway": "10.0.0"}, '"ipam.gateway": invalid IP address'),
         ({**R, "gateway": "fd00::1"}, '"ipam.gateway" is an IPv6 address, but no range'),
-        ({"ipRanges": [{**R, "gateway": "fd00::1"}]}, '"ipam.ipRanges[0].gateway" is not of the family'),
+        ({"ipRanges": [{**R, "gateway": "fd00::1"}]}, '"ipam.ipRanges[0].gateway" is IPv6, but'),
         ({"range_start": "10.0.0.1"}, '"ipam.range_start" needs "ipam.range"'),
         ({"exclude": ["10.0.0.1"], "ipRanges": [R]}, '"ipam.exclude" needs "ipam.range"'),
         ({**R, "subnet": "10.0.0.0/24"}, '"ipam" has "range" and "subnet": remove one'),

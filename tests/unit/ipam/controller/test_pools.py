@@ -520,7 +520,7 @@ def test_a_node_with_more_blocks_than_allowed_is_reported_once() -> None:
     cluster.run(3)
     (event,) = cluster.api.events
     assert (event.reason, event.regarding["kind"]) == ("TooManyBlocks", "AddressPool")
-    assert "gpu-1 holds 2 blocks, spec.maxBlocksPerNode is 1" in event.message
+    assert "gpu-1 holds 2 blocks, but spec.maxBlocksPerNode is 1" in event.message
     assert cluster.seen.over_limit == 1
 
 
