@@ -1,8 +1,8 @@
 """IP addresses as integers, and their text in configurations.
 
 An address is an `int` of 128 bits. IPv4 addresses are stored as IPv4-mapped IPv6 addresses
-(::ffff:0:0/96), so that both families sort in one order. 10.0.0.1 and ::ffff:10.0.0.1 are the same
-address, as in the kernel. An IPv4 octet with leading zeros is decimal, as in whereabouts
+(::ffff:0:0/96), so that both families sort in one order. As in the kernel, 10.0.0.1 and
+::ffff:10.0.0.1 are the same address. An IPv4 octet with leading zeros is decimal, as in whereabouts
 (k8s.io/utils/net ParseIPSloppy).
 """
 

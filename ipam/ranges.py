@@ -153,9 +153,11 @@ def of_network(
     if start is after end, or if the network has no usable address."""
     for key, bound in (("start", start), ("end", end)):
         if bound is not None and bound not in network:
-            raise ValueError(f"invalid range {key} for CIDR {network}: {text(bound)}")
+            raise ValueError(
+                f"invalid range {key} for CIDR {network}: {text(bound)} is outside of it"
+            )
     if start is not None and end is not None and start > end:
-        raise ValueError(f"range start {text(start)} is after range end {text(end)}")
+        raise ValueError(f"range start {text(start)} is after range end {text(end)}: swap them")
     lowest, highest = network.address, network.last
     if not use_all:
         if network.prefix > 126:

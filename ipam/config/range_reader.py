@@ -175,7 +175,9 @@ def network_of(written: str) -> tuple[Network, Interval | None]:
     last, network = parse_interface(rest.strip())
     first = parse(first_text.strip())
     if first not in network:
-        raise ValueError(f"invalid range start for CIDR {network}: {first_text.strip()}")
+        raise ValueError(
+            f"invalid range start for CIDR {network}: {first_text.strip()} is outside of it"
+        )
     return network, Interval(first, last)
 
 

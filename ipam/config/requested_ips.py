@@ -136,8 +136,8 @@ def _range_of(
         )
     if occupied:
         raise invalid_config(
-            f'"{request.where}": {text(address)} and {occupied} are of one range set, and a pod '
-            "gets one address of a range set: request one of them"
+            f'"{request.where}": {text(address)} and {occupied} are in one range set, but a '
+            "pod gets only one address of a range set: request one of them"
         )
     listed = ", ".join(str(range_) for range_set in options.sets for range_ in range_set.ranges)
     raise invalid_config(

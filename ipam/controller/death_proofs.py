@@ -1,9 +1,13 @@
 """Judges from Node objects whether the holder of a block is dead.
 
-Three facts prove that a holder's pods have ended, or that no node reserves addresses of its blocks:
-the taint out-of-service; a new boot of the same machine, with another store; and a Node object that
-stays missing (after a fence and a wait: `reclaim`). A Node that is not ready proves nothing. A
-missing fact proves nothing.
+Each of three facts proves that a holder's pods have ended, or that no node reserves addresses of
+its blocks:
+
+- the taint out-of-service
+- a new boot of the same machine, with another store
+- a Node object that stays missing, after a fence and a wait (`reclaim`)
+
+A Node that is not ready proves nothing. A missing fact proves nothing.
 """
 
 import enum

@@ -202,6 +202,6 @@ def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
     "fd00:1::/64", and "1::/64" with the network name "fd00", both have the name "fd00-1--0-64".
     """
     return (
-        f"AddressPool {name} has the range {there.range}, and not {asked.range}: use another "
+        f"AddressPool {name} has the range {there.range}, but the network has {asked.range}: use another "
         '"network_name"'
     )

@@ -164,7 +164,7 @@ class BlockStore:
         """Change the tables, unless another process took over."""
         if self._is_closed:
             raise CNIError(
-                Code.TRY_AGAIN, "another agent leases for this node: nothing was changed"
+                Code.TRY_AGAIN, "another agent leases blocks for this node: nothing was changed"
             )
         with tables.change():
             yield

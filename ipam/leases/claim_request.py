@@ -80,8 +80,8 @@ class Claims(Protocol):
         (`time.monotonic`).
 
         Raises CNIError 11 if a later try may succeed (PoolPending: soon; LeasesNothing: not in this
-        process), 110 if the pool has no address left, AddressTaken if the fixed address is taken,
-        NotReserved if no address is reserved for the pod's name.
+        process), and 110 if the pool has no address left. Raises AddressTaken if the fixed address
+        is taken, and NotReserved if no address is reserved for the pod's name.
         """
 
     def low(self, wants: Sequence[Want]) -> None:

@@ -70,8 +70,8 @@ class Claimant:
             blocks = require_usable(pool)
             if pool.spec.range != str(want.pool[1]):
                 raise Unusable(
-                    f"AddressPool {pool.metadata.name} has the range {pool.spec.range}, and not "
-                    f'{want.pool[1]}: give the network another "network_name"'
+                    f"AddressPool {pool.metadata.name} has the range {pool.spec.range}, but the "
+                    f'network has {want.pool[1]}: give the network another "network_name"'
                 )
             mine = self._store.serve(pool.status.space, want.range.domain)
             if mine is None:

@@ -33,7 +33,7 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
     known = store.instance()
     if known and known.machine != machine and not (ids.machine_id or ids.system_uuid):
         # A new Node object: the kubelet has not written its status yet.
-        raise Unusable(f"Node object {node.name} has no machine id yet: the kubelet writes it")
+        raise Unusable(f"Node object {node.name} has no machine id yet: see that the kubelet runs")
     return Holder(
         instance=store.identify(machine).id,
         node=node.name,

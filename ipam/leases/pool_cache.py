@@ -36,7 +36,9 @@ def require_usable(pool: AddressPool) -> Geometry:
     """The pool's division into blocks. Raises Unusable if nodes may lease no block."""
     name, blocks = pool.metadata.name, block_layout.of_pool(pool)
     if pool.spec.state != "Active":
-        raise Unusable(f"AddressPool {name} is being drained (spec.state: {pool.spec.state})")
+        raise Unusable(
+            f"AddressPool {name} is being drained: set its spec.state to Active, or use another"
+        )
     ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
     if ready is None or blocks is None or not pool.status.space:
         raise NotReadyYet(
@@ -67,7 +69,9 @@ def kept_out(pool: AddressPool) -> tuple[Interval, ...]:
         return merged(map(parse_interval, (*pool.spec.exclude, *pool.status.held)))
     except ValueError as error:
         name = pool.metadata.name
-        raise Unusable(f"AddressPool {name}: spec.exclude or status.held: {error}") from None
+        raise Unusable(
+            f"AddressPool {name}: invalid spec.exclude or status.held: {error}"
+        ) from None
 
 
 def not_offered(pool: AddressPool) -> tuple[Interval, ...]:
@@ -78,7 +82,9 @@ def not_offered(pool: AddressPool) -> tuple[Interval, ...]:
     try:
         offered = merged(map(parse_interval, pool.status.offered))
     except ValueError as error:
-        raise Unusable(f"AddressPool {pool.metadata.name}: status.offered: {error}") from None
+        raise Unusable(
+            f"AddressPool {pool.metadata.name}: invalid status.offered: {error}"
+        ) from None
     return tuple(outside(Interval(network.address, network.last), offered))
 
 

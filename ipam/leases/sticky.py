@@ -212,7 +212,8 @@ class StickyClaims:
                 return None
             if row.state == "lost":
                 raise Unusable(
-                    f"pods still hold addresses of AddressBlock {row.name} from an earlier lease"
+                    f"pods still hold addresses of AddressBlock {row.name} from an earlier lease: "
+                    "delete these pods"
                 )
             if row.state == "unconfirmed" and row.boot == self._holder.boot:
                 raise Unusable(
@@ -230,7 +231,7 @@ class StickyClaims:
             )
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
-                f"{want.range.where}: {text(address)} is reserved for the pod, and {why}: nothing "
+                f"{want.range.where}: {text(address)} is reserved for the pod, but {why}: nothing "
                 f"was reserved; delete AddressReservation {found.spec.sticky.reservation}, or "
                 f"change the {'definition' if is_hop else 'exclusion'}",
             )
@@ -243,7 +244,7 @@ class StickyClaims:
         if row.answered:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{sticky.address} is reserved for pod {sticky.pod}, and another machine on "
+                f"{sticky.address} is reserved for pod {sticky.pod}, but another machine on "
                 "the link answers for it: nothing was reserved; the runtime tries again; find that "
                 "machine, and stop it",
             )
@@ -252,9 +253,9 @@ class StickyClaims:
         if holder is not None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{sticky.address} is reserved for pod {sticky.pod}, and its former sandbox on "
+                f"{sticky.address} is reserved for pod {sticky.pod}, but its former sandbox on "
                 "this node still has it: nothing was reserved; the runtime tries again, and "
-                "succeeds once it has deleted that sandbox",
+                "succeeds when it has deleted that sandbox",
             )
 
     def _taken_over(
@@ -269,7 +270,7 @@ class StickyClaims:
         if former.instance != self._holder.instance and not is_let_go(found):
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still "
+                f"{address} is reserved for pod {spec.sticky.pod}, but node {node} still "
                 f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
                 "tries again. The address is free when the pod is deleted there, or the node is "
                 f"proved dead: if its machine is off, run `podfabric ipam reclaim --node {node} "

@@ -123,7 +123,7 @@ def _require_stopped(path: Path) -> None:
         client.connect(str(path))
         raise CNIError(
             Code.TRY_AGAIN,
-            f"nv-ipam's daemon answers at {path}, and may give out addresses: stop it on this node",
+            f"nv-ipam's daemon answers at {path}, and may give pods addresses: stop it on this node",
         )
 
 
@@ -204,9 +204,7 @@ class FollowedPools(StepThread):
             return
         state = self._daemon_store.parent.parent
         if not state.is_dir():
-            raise CNIError(
-                Code.IO_FAILURE, f"{state} is missing: mount the directory of nv-ipam's daemon"
-            )
+            raise CNIError(Code.IO_FAILURE, f"{state} is missing: mount this directory of the node")
         own = SqliteStore(self._files, self._boot)
         found = list[Reservation]()
         with suppress(FileNotFoundError):

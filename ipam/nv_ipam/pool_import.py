@@ -186,7 +186,7 @@ def _of_cidrpool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Fo
     for network, each in given.items():
         _inside(network, key, each.gateway)
         if network.prefix != prefix or network.address not in whole:
-            raise invalid_config(f'"{key}": {each.prefix} is not a /{length} within {whole}')
+            raise invalid_config(f'"{key}": {each.prefix} is not a /{length} network in {whole}')
     key = "status.allocations"
     former = zip(_read(key, _network, (each.prefix for each in entries)), entries, strict=True)
     taken = [*given.items(), *((network, each) for network, each in former if network not in given)]

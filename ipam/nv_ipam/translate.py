@@ -207,7 +207,7 @@ def read_pools(directory: Path) -> NodePools | None:
         return None
     except OSError as error:
         raise CNIError(
-            Code.IO_FAILURE, f"cannot read {path}: {error.strerror}: correct it"
+            Code.IO_FAILURE, f"cannot read {path}: {error.strerror}: see that root can read it"
         ) from None
 
 
@@ -308,7 +308,7 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     found = range_of(pool, is_gateway=asked.gateway, at=asked.index)
     if not found.parts and (asked.gateway or asked.index is not None):
         key = "allocateDefaultGateway" if asked.gateway else "allocateIPWithIndex"
-        raise invalid_config(f'"args.cni.{key}": {pool.key} has no such address: remove the key')
+        raise invalid_config(f'"args.cni.{key}": {pool.key} has no address for this key: remove it')
     return RangeSet((found,), fixed=asked.gateway and not pool.prefix)
 
 

@@ -196,10 +196,10 @@ class Chooser:
                     first = next(each for each in own if each.first == interval.first)
                     raise CNIError(
                         Code.NOT_ALLOWED,
-                        f"{first.why_private}: a private range, while another network uses "
-                        f"addresses of {first} on the same link ({self._segment}), is not allowed "
-                        "for this namespace: remove the option, or ask the administrator to list "
-                        'the range in "set.private_ranges" of a rule',
+                        f"{first.why_private} makes {first} a private range, but another network "
+                        f"uses its addresses on the same link ({self._segment}): remove the "
+                        "option, or ask the administrator for a rule of this namespace with "
+                        '"set.private_ranges": [true]',
                     )
 
     def _require_quota(self, reserved: Sequence[ReservedAddress]) -> None:

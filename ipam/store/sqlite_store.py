@@ -51,9 +51,9 @@ class SqliteStore:
         """Reserve one address of each set for `owner`, for use on `segment`: all or none.
 
         No other domain holds one of these addresses on the same segment. Raises CNIError 103 if the
-        attachment already holds addresses, 110 if a set has no free address, AddressTaken if
-        another owner holds a fixed address, and 121 if another network holds an address of a range
-        in `alone` on the segment, or if the owner's quota is too small.
+        attachment already holds addresses, 110 if a set has no free address, and AddressTaken if
+        another owner holds a fixed address. Raises CNIError 121 if another network holds an address
+        of a range in `alone` on the segment, or if the owner's quota is too small.
         """
         return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
 
@@ -212,7 +212,7 @@ class SqliteStore:
             if conflicts:
                 raise CNIError(
                     Code.ADDRESS_TAKEN,
-                    f"nothing was imported: {'; '.join(conflicts)}",
+                    f"nothing was imported, because addresses are taken: {'; '.join(conflicts)}",
                     str(len(conflicts)),
                 )
             self._write(tables, put=list(new.values()))

@@ -49,7 +49,7 @@ def test_requests_go_to_their_ranges_and_the_rest_is_as_usual(node: Calls) -> No
         ("10.0.0.1", Code.INVALID_CONFIG, "is the gateway"),
         ("10.0.0.7", Code.INVALID_CONFIG, 'is the next hop of "ipam.routes[1]": request another'),
         ("10.0.0.9", Code.INVALID_CONFIG, "excluded by ipam.exclude (10.0.0.8-10.0.0.15)"),
-        ("10.0.0.20,10.0.0.21", Code.INVALID_CONFIG, "10.0.0.20 are of one range set"),
+        ("10.0.0.20,10.0.0.21", Code.INVALID_CONFIG, "10.0.0.20 are in one range set"),
         ("10.0.0", Code.INVALID_ENVIRONMENT, '"CNI_ARGS IP": invalid IP address: 10.0.0'),
     ],
 )

@@ -295,7 +295,7 @@ def test_a_pool_of_another_range_with_the_same_name_is_not_used(
     ipam = {"range": "1::/64", "network_name": "fd00"}
     error = error_of(lambda: node.add("p0", ipam))
     assert error.code == Code.TRY_AGAIN
-    assert "has the range fd00:1::/64, and not 1::/64" in error.message
+    assert "has the range fd00:1::/64, but the network has 1::/64" in error.message
     assert not blocks_of(server)
 
 
