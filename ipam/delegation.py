@@ -213,9 +213,9 @@ class Delegation:
 
         `added` says whether the journal has an ADD with the same configuration. `None` means that
         the journal is damaged. A plugin that an ADD ran runs again, even if the rules no longer
-        allow the plugin. If no ADD ran the plugin and the plugin is not allowed or cannot be
-        started, returns `None`, because there is nothing to release. Raises CNIError in this case
-        if the journal is damaged.
+        allow the plugin. Another plugin may be forbidden or impossible to start. Then this returns
+        `None`, because the plugin has nothing to release, or raises CNIError if the journal is
+        damaged.
         """
         config = request.config.ipam
         if added or not config.type:

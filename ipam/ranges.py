@@ -109,7 +109,7 @@ def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]
 
 
 def common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterator[Interval]:
-    """The addresses that are in both. Each has few intervals, because every pair is compared."""
+    """The addresses that are in both. Both have few intervals, because every pair is compared."""
     others = list(other)
     for each in one:
         for part in others:

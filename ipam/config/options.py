@@ -1,7 +1,7 @@
 """Reads the `ipam` object of a network configuration: whereabouts' options, ours, and host-local's.
 
 Unknown keys, unreadable values and contradictions are errors (CNIError 7) that name the JSON path.
-The types of the values are those of whereabouts (pkg/types/types.go) and host-local
+Names and types of the keys are those of whereabouts (pkg/types/types.go) and host-local
 (allocator/config.go).
 """
 

@@ -78,8 +78,8 @@ def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> boo
 def _is_needed(
     api: ClusterApi, block: AddressBlock, first: Mapping[tuple[str, PodInterface], AddressBlock]
 ) -> bool:
-    """Whether the pod needs the block after all, because a watch shows a reservation late. Raises
-    ApiError."""
+    """Whether the pod needs the block after all. Reads the API server, because a watch may show a
+    reservation late. Raises ApiError."""
     namespace, _, name = block.spec.sticky.reservation.partition("/")
     try:
         if not _is_kept(api.get(AddressReservation, name, namespace), block):

@@ -62,7 +62,7 @@ class BlockIndex:
 
 
 class Contradiction(NamedTuple):
-    """A contradiction between blocks, or of a block and its pool. `pool` is "" without a pool."""
+    """A contradiction between two blocks, or between a block and its pool ("" without a pool)."""
 
     pool: str
     text: str

@@ -129,8 +129,8 @@ class _Planning:
         return spaces
 
     def _wait_for_private(self, each: Ranged, beside: Iterable[Ranged], own: str) -> None:
-        """Plan that a shared pool waits if a private pool of the same range has a separate space
-        and nodes lease blocks there, or may do so."""
+        """Plan that a shared pool waits while a private pool of the same range has a separate
+        space in which nodes lease blocks, or may lease blocks."""
         for found in self._index.within(own, each.interval):
             self._planned[each.name] = Plan(
                 ready=False,

@@ -67,7 +67,7 @@ def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
 
 
 def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
-    """The `ipam` objects of a configuration or chain for our plugin, except for the scope node."""
+    """The `ipam` objects for our plugin in a configuration or chain, without scope "node"."""
     try:
         keys = config.decode(written.encode(errors="replace")).keys
     except CNIError:
@@ -202,6 +202,6 @@ def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
     "fd00:1::/64", and "1::/64" with the network name "fd00", both have the name "fd00-1--0-64".
     """
     return (
-        f"AddressPool {name} has the range {there.range}, but the network has {asked.range}: use another "
-        '"network_name"'
+        f"AddressPool {name} has the range {there.range}, but the network has {asked.range}: "
+        'use another "network_name"'
     )

@@ -191,8 +191,8 @@ class Reclaim:
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
         """Whether pods are bound to the name of a missing Node. If so, the wait starts again.
 
-        This is a request for each Node, and many Nodes may go at once. So it is made only before a
-        fence or a release.
+        This is a request for each Node, and many Nodes may go at once. So the request is made
+        only before a fence or a release.
         """
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):

@@ -229,7 +229,7 @@ class Sharing:
                 raise Unshareable(
                     f"NodeSlicePool {cut} splits {pool.spec.range} among the nodes of "
                     "whereabouts: move all nodes of the network at once (ipam.whereabouts: "
-                    "Read), or delete the NodeSlicePool when whereabouts runs on none of them"
+                    "Read), or delete the NodeSlicePool when none of them uses this range"
                 )
         names = _network_names(pools)
         for attempt in range(_ATTEMPTS):

@@ -173,7 +173,7 @@ def pools_of(
 
 def slicing(pool: AddressPool, slices: Iterable[NodeSlicePool]) -> str:
     """The name of a NodeSlicePool that splits the range of an AddressPool, or "". whereabouts names
-    it after the network name. Without a network name, its name may be any name."""
+    it after the network name. Without a network name, the NodeSlicePool may have any name."""
     network = parse_interface(pool.spec.range)[1]
     for each in slices:
         cut = _network(each.spec.range)

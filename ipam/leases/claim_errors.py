@@ -84,7 +84,7 @@ def _taken(
 
 
 def is_reserved(want: Want) -> AddressTaken:
-    """The error for an address in a block for a pod's name. That pod may be another tenant's."""
+    """The error for an address that is reserved for a pod's name, perhaps another tenant's."""
     return _not_given(
         want,
         "is in a block that is reserved for a pod by its name",

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Confirmed(NamedTuple):
-    """The result: objects by name, and whether a block had to be claimed again (`rolled_back`)."""
+    """Objects by name. `rolled_back` says whether a block had to be claimed again."""
 
     objects: Mapping[str, AddressBlock]
     rolled_back: bool
@@ -286,5 +286,5 @@ class Confirmation:
 
 
 def prefix_of(row: LeasedBlock) -> int:
-    """The prefix length of a block as text shows it: of 32 bits for IPv4, of 128 bits for IPv6."""
+    """The prefix length of a block in text: of 32 bits for IPv4, of 128 bits for IPv6."""
     return Network(row.first, 129 - row.size.bit_length()).family_prefix

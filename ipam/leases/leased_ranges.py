@@ -84,7 +84,7 @@ class LeasedView:
         """The sets within confirmed blocks, the fullest first.
 
         Returns [] if a set has no address in a confirmed block. The clock is read within
-        the transaction, so that no wait for the store follows before the reservation.
+        the transaction, so that no wait for the store lies between this check and the reservation.
         """
         now = self._clock()
         self.wants, self.low = [], []

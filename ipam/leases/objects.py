@@ -62,7 +62,7 @@ class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AddressCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The number of addresses that pods may get (at most 2**63 - 1), and that pods have."""
+    """How many addresses pods may get (at most 2**63 - 1), and how many addresses pods have."""
 
     capacity: int = 0
     used: int = 0

@@ -25,7 +25,7 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 class Unusable(Exception):
-    """This node may lease no block now. The text has the reason and its object."""
+    """This node may lease no block now. The text has the reason."""
 
 
 class NotReadyYet(Unusable):

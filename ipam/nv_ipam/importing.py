@@ -123,14 +123,14 @@ def _require_stopped(path: Path) -> None:
         client.connect(str(path))
         raise CNIError(
             Code.TRY_AGAIN,
-            f"nv-ipam's daemon answers at {path}, and may give pods addresses: stop it on this node",
+            f"nv-ipam's daemon answers at {path}, and may reserve addresses: stop it on this node",
         )
 
 
 class FollowedPools(StepThread):
-    """Keeps the file of pools up to date that this node's ADDs read: this node's part of the pools
-    in a namespace. `sources` has, for each kind, a function that returns the known pools, or `None`
-    before the first list. `start` follows these pools on the API server. `clock` is monotonic."""
+    """Keeps the file with this node's part of a namespace's pools up to date. ADDs read the file.
+    `sources` has, for each kind, a function that returns the known pools, or `None` before the
+    first list. `start` follows these pools on the API server. `clock` is monotonic."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Makes AddressPools from nv-ipam's IPPools and CIDRPools, and computes a node's part of a pool.
 
-All pools share one space of addresses, so pods never get one address of two overlapping pools. The
-blocks of an AddressPool are the blocks of an IPPool, or the prefixes of a CIDRPool. A node leases
-one prefix. Nodes also use this module to read a pool's gateways, routes and exclusions. Only the
+All pools share one space of addresses, so two pods never get the same address of overlapping pools.
+The blocks of an AddressPool are the blocks of an IPPool, or the prefixes of a CIDRPool. A node
+leases one prefix. Nodes also use this module to read a pool's gateways, routes and exclusions. Only the
 node in `status.allocations` uses the addresses of an entry, because its pods may have them from
 nv-ipam's daemon.
 """
@@ -121,7 +121,7 @@ class NvCIDRPool(NvPool, frozen=True, kw_only=True):
 
 def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = None) -> NodePool:
     """The node's part of a pool; without a node, the part of all nodes. Raises CNIError 7 if
-    nv-ipam refuses the spec, or if it has too many exclusions by index."""
+    nv-ipam refuses the spec, or if the spec has too many exclusions by index."""
     spec = pool.spec
     form = _of_ippool if isinstance(pool, NvIPPool) else _of_cidrpool
     found, origins, size, others = form(spec, pool.status.allocations or (), node)
@@ -325,7 +325,7 @@ def following(namespace: str, api: ClusterApi, changed: Callable[[], None]) -> N
 
 
 def _changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
-    """The AddressPool `there`, with the fields that depend on nv-ipam's pool from `wanted`."""
+    """The AddressPool `there`, with the values of `wanted` that depend on nv-ipam's pool."""
     most = wanted.spec.max_blocks_per_node or there.spec.max_blocks_per_node
     spec = replace(there.spec, block_size=wanted.spec.block_size, max_blocks_per_node=most)
     return replace(there, spec=spec)

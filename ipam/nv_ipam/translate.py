@@ -172,7 +172,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return parse_interface(self.network)[1]
 
     def prefix_at(self, address: int) -> Network:
-        """The network whose prefix length the result has for the address."""
+        """The network of the address. The result shows the address with its prefix length."""
         bits = 128 - self.prefix
         return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
 
@@ -275,7 +275,7 @@ def translate(
 
 
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """The pools' names and the requested addresses, without the pools. Raises CNIError 7 or 4."""
+    """The names of pools and the requested addresses. Reads no pool. Raises CNIError 7 or 4."""
     asked = read_options(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
@@ -332,7 +332,7 @@ def _requested_range(pool: NodePool, where: str, address: int) -> Range:
 
 @lru_cache(128)
 def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None) -> Range:
-    """The node's addresses for pods. Or the gateways, or the address `at` of each prefix."""
+    """The node's addresses for pods, or the gateways, or the address at index `at` per prefix."""
     holes = merged(map(parse_interval, (*pool.excluded, *pool.others)))
     usable = list[Interval]()
     for network in prefixes_of(pool):

@@ -40,7 +40,7 @@ SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
 
 
 class Damage(Exception):
-    """The store does not have the written data. The text describes the damage."""
+    """The store lacks or contradicts written data. The text describes the damage."""
 
 
 class OtherVersion(Damage):

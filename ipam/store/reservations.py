@@ -39,8 +39,8 @@ class Reservation(msgspec.Struct, frozen=True):
     """An address held by an attachment. The fields are in the order of the columns.
 
     The address is unique in its `domain`. `range` is the network of its range (CIDR). It was
-    reserved in the boot `boot`, `since` seconds after 1970. `segment` is the link on which it is
-    used, "" if unknown. All hosts on one segment can reach each other.
+    reserved in the boot `boot`, at the time `since` (seconds since 1970). `segment` is the link on
+    which it is used, "" if unknown. All hosts on one segment can reach each other.
     """
 
     domain: str

@@ -95,7 +95,7 @@ class Tables(Database):
         return [reservation for reservation in by_place if reservation.is_of(pod)]
 
     def count_of_namespace(self, namespace: str, boot: str) -> int:
-        """How many addresses the namespace's pods have of this boot."""
+        """How many addresses the namespace's pods hold since this boot."""
         (count,) = self._execute(
             "SELECT COUNT(*) FROM reservation INDEXED BY by_name "
             "WHERE namespace = ? AND pod != '' AND boot = ?",
