@@ -214,7 +214,7 @@ def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBl
 
 class Empties:
     """Finds the empty blocks that this node does not need. Records since when they are empty.
-    Blocks that are not confirmed in this `boot` stay, because the store may lack their reservations."""
+    Blocks that are not confirmed in this `boot` stay: the store may lack their reservations."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot

@@ -2,8 +2,8 @@
 
 All pools share one space of addresses, so two pods never get the same address of overlapping pools.
 The blocks of an AddressPool are the blocks of an IPPool, or the prefixes of a CIDRPool. A node
-leases one prefix. Nodes also use this module to read a pool's gateways, routes and exclusions. Only the
-node in `status.allocations` uses the addresses of an entry, because its pods may have them from
+leases one prefix. Nodes also use this module to read a pool's gateways, routes and exclusions. Only
+the node in `status.allocations` uses the addresses of an entry, because its pods may have them from
 nv-ipam's daemon.
 """
 
