@@ -28,7 +28,7 @@ OURS, *TAKEN_OVER = SERVED
 """OURS is the type of our plugin. Our plugin also serves the types in TAKEN_OVER if no other plugin
 is installed for them."""
 _NONE = IpamConfig()
-_MOST_ANSWERED = 32  # one ADD skips at most so many addresses that other machines use
+_MOST_ANSWERED = 32  # most addresses in use by other machines that one ADD skips
 _MARK = b"podfabric"
 _MARK_WITHIN = 1 << 20  # first bytes of an executable, which are searched for the mark
 

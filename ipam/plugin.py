@@ -337,7 +337,7 @@ def _require_text(value: str, name: str) -> None:
 
 
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
-    """Raise CNIError 7 if there is no set, or if a result of the request's CNI version cannot hold
+    """Raise CNIError 7 if `sets` is empty, or if a result of the request's CNI version cannot hold
     one address of each set."""
     if not sets:
         raise invalid_config(

@@ -56,7 +56,7 @@ FAILURES = (*UNREADABLE, OSError, MemoryError)
 UNCHANGED = "nothing was changed"
 UNCERTAIN = "it is not certain whether the change was made: call DEL, or repeat this call"
 
-_BUSY_TIMEOUT = 100  # milliseconds, for programs of others, which ignore our lock
+_BUSY_TIMEOUT = 100  # milliseconds; only foreign programs ignore our lock
 _MOST_PAGES = 2048  # pages of the WAL before it is written back: 8 MiB, some 300 transactions
 _SEEN_LIMIT = 200  # most characters of SQLite's text in an error
 _REMEDY = (
