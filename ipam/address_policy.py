@@ -1,4 +1,4 @@
-"""Checks what a pod asks of its IPAM plugin against the rules for the pod."""
+"""Checks a pod's IPAM plugin and its addresses against the rules for the pod."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
@@ -12,7 +12,8 @@ from ipam.ranges import RangeSet, written
 from policy.allowance import Allowance
 from policy.value_lists import Span
 
-# Keys whose value is a path even without a "/". In lower case: Go's decoder ignores the case.
+# The value of these keys is a path even without a "/". The keys are in lower case, because Go's
+# decoder ignores the case.
 _PATH_KEYS = frozenset(
     (
         "configuration_path",
@@ -29,14 +30,16 @@ _PATH_KEYS = frozenset(
 
 
 def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
-    """The allowance of an attachment with an IPAM plugin of this type. Raises NotAllowed."""
+    """The remaining allowance of an attachment that uses an IPAM plugin of this type. Raises
+    NotAllowed if no rule allows the type."""
     return allowance.using("ipamTypes", ipam_type, "ipam.type", ipam_type)
 
 
 def of_configuration(
     allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet]
 ) -> Allowance:
-    """The allowance after a configuration's requests, an address of each set. Raises NotAllowed."""
+    """The remaining allowance of an attachment that uses this configuration and gets one address of
+    each set. Raises NotAllowed if no rule allows this."""
     if options.scope:
         allowance.require_option("scope", options.scope, "ipam.scope", options.scope)
     key = "ipam.poolName" if options.pools else "ipam.network_name"
@@ -49,7 +52,8 @@ def of_configuration(
 
 
 def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
-    """Raise NotAllowed for an address from another IPAM plugin that no remaining rule lists."""
+    """Raise NotAllowed if another IPAM plugin returned an address that no remaining rule lists, or
+    more addresses than a rule allows."""
     for ip in result.ips:
         address, _ = parse_interface(ip.address)
         allowance = allowance.within(((address, address),), f"ipam ({ipam_type})", _spelled)
@@ -58,9 +62,10 @@ def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
 
 
 def of_paths(options: dict[str, Any], allowance: Allowance) -> None:
-    """Raise CNIError 121 for a path in another IPAM plugin's options that is below no allowed
-    directory. A tenant writes the options, and the plugin opens the path as root: host-local makes
-    files below `dataDir`, whereabouts writes `log_file` and runs what a kubeconfig names."""
+    """Raise CNIError 121 if a path in another IPAM plugin's options is outside every allowed
+    directory. A tenant writes the options, and the plugin opens the path as root: host-local
+    creates files below `dataDir`; whereabouts writes `log_file` and runs the commands in a
+    kubeconfig."""
     for where, path in _paths(options, "ipam"):
         pure = PurePosixPath(path)
         if ".." in pure.parts or not any(map(pure.is_relative_to, allowance.host_paths)):
@@ -68,7 +73,7 @@ def of_paths(options: dict[str, Any], allowance: Allowance) -> None:
 
 
 def _paths(value: object, where: str, *, named: bool = False) -> Iterator[tuple[str, str]]:
-    """Every path or server address in the options, with its key."""
+    """Yield the JSON path and the text of every file path and URL in the options."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _paths(inner, f"{where}.{key}", named=key.casefold() in _PATH_KEYS)

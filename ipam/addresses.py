@@ -1,9 +1,9 @@
-"""IP addresses as integers of one ordered space, and their text in configurations.
+"""IP addresses as integers, and their text in configurations.
 
 An address is an `int` of 128 bits. IPv4 addresses are stored as IPv4-mapped IPv6 addresses
-(::ffff:0:0/96), so that both families share one key space. 10.0.0.1 and ::ffff:10.0.0.1 are one
-address, as for the kernel. Text is read as whereabouts reads it (k8s.io/utils/net ParseIPSloppy):
-leading zeros of IPv4 octets are decimal.
+(::ffff:0:0/96), so that both families sort in one order. As in the kernel, 10.0.0.1 and
+::ffff:10.0.0.1 are the same address. An IPv4 octet with leading zeros is decimal, as in whereabouts
+(k8s.io/utils/net ParseIPSloppy).
 """
 
 import re
@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A network by its first address and its prefix length in 128 bits (IPv4: 96 and more)."""
+    """A network: its first address, and its prefix length of 128 bits. An IPv4 /24 has 120."""
 
     address: int
     prefix: int
@@ -38,7 +38,7 @@ class Network(NamedTuple):
 
     @property
     def family_prefix(self) -> int:
-        """The prefix length as the address's family writes it."""
+        """The prefix length as text shows it: of 32 bits for IPv4, of 128 bits for IPv6."""
         return self.prefix - 96 if family(self.address) == 4 else self.prefix
 
     def __contains__(self, address: object) -> bool:
@@ -61,30 +61,30 @@ def text(address: int) -> str:
 
 
 def parse(written: str) -> int:
-    """The address in the text, without prefix or zone. Raises ValueError."""
+    """Read one address. Raises ValueError for other text, also for a prefix length or a zone."""
     found = address_text.address(_without_zeros(written))
     return int(found) + _offset(found.version)
 
 
 def parse_interface(written: str) -> tuple[int, Network]:
-    """`10.0.0.5/24` as the address and its network. Raises ValueError."""
+    """Read an address with its network, such as `10.0.0.5/24`. Raises ValueError for other text."""
     found = address_text.network(_without_zeros(written))
     if found.is_ipv4_mapped():
-        raise ValueError(f"invalid CIDR {written}: an IPv4-mapped network needs /96 or longer")
+        raise ValueError(f"invalid CIDR {written}: an IPv4-mapped prefix length is 96 to 128")
     offset = _offset(found.version)
     host_bits = (found.size - 1).bit_length()
     return int(found.ip) + offset, Network(found.first + offset, 128 - host_bits)
 
 
 def parse_interval(written: str) -> Interval:
-    """A network, one address, or `A-B`, as an interval. Raises ValueError."""
+    """Read a network, one address, or `A-B` as an interval. Raises ValueError for other text."""
     first_text, dash, last_text = written.partition("-")
     if dash:
         first, last = parse(first_text.strip()), parse(last_text.strip())
         if family(first) != family(last):
-            raise ValueError(f"{written} begins in one address family and ends in the other")
+            raise ValueError(f"{written} mixes IPv4 and IPv6: write two addresses of one family")
         if first > last:
-            raise ValueError(f"{written} ends before it begins")
+            raise ValueError(f"{written} ends before it begins: write the lower address first")
         return Interval(first, last)
     if "/" in written:
         network = parse_interface(written)[1]

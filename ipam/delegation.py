@@ -1,7 +1,7 @@
 """Calls an interface plugin's IPAM plugin: ours in-process, any other as a process.
 
-`Delegation` chooses by `ipam.type`. Its choice has the verbs, and `undo` for an ADD that fails in a
-later step.
+`Delegation` chooses the IPAM plugin by `ipam.type`, and returns an object with a method for each
+CNI verb. The object's `undo` is for an ADD that fails in a later step.
 """
 
 import os
@@ -25,15 +25,16 @@ from policy import rules
 from policy.allowance import Allowance, of_anyone, of_pod
 
 OURS, *TAKEN_OVER = SERVED
-"""Our type, and types that our plugin serves if no other plugin is installed for them."""
+"""OURS is the type of our plugin. Our plugin also serves the types in TAKEN_OVER if no other plugin
+is installed for them."""
 _NONE = IpamConfig()
-_MOST_ANSWERED = 32  # addresses of other machines that one ADD skips
+_MOST_ANSWERED = 32  # most addresses in use by other machines that one ADD skips
 _MARK = b"podfabric"
-_MARK_WITHIN = 1 << 20  # bytes of an executable in which the mark is searched
+_MARK_WITHIN = 1 << 20  # first bytes of an executable, which are searched for the mark
 
 
 class InProcess:
-    """`podfabric-ipam` without a process, for one call. Every method raises CNIError."""
+    """One call of `podfabric-ipam` in this process. Every method raises CNIError."""
 
     def __init__(
         self, request: Request, plugin: AddressPlugin, allowance: Allowance | None = None
@@ -46,9 +47,10 @@ class InProcess:
         self._grant = Grant()
 
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
-        """At least one address for the request's attachment, for use on the link `segment`.
-        Interfaces with one segment share a link. "" is an unknown link. `allowance` is the
-        attachment's remaining allowance with its device; `None` without a known device."""
+        """Reserve at least one address for the request's attachment, on the link `segment`.
+        Interfaces with the same segment share a link; "" is an unknown link. `allowance` is the
+        attachment's remaining allowance after its device is known. `None` keeps the allowance of
+        the constructor."""
         self._segment, self._allowance = segment, allowance or self._allowance
         with interrupts.held():
             result, self._grant = self._plugin.reserve(
@@ -58,15 +60,16 @@ class InProcess:
 
     @property
     def unprobed(self) -> Sequence[str]:
-        """Addresses of the last result that must be probed: another machine may use them."""
+        """Addresses of the last result that the caller must probe: another machine may use them."""
         return self._grant.unprobed
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        """Record probes and the hardware addresses that answered.
-
-        If a machine answered and the configuration has every address probed, returns a result with
-        other addresses, which must be probed too. Otherwise raises CNIError 11 if a machine
+        """Record the probes. `answers` maps each address in use to the hardware address that
         answered.
+
+        Returns `None` if no machine answered. If a machine answered and the configuration sets
+        `probe`, reserves and returns other addresses, which the caller must probe too. Raises
+        CNIError 11 if a machine answered and no other addresses are reserved.
         """
         try:
             self._plugin.settle_probes(self._request, self._grant, answers)
@@ -78,7 +81,7 @@ class InProcess:
             try:
                 return self.add(self._segment)
             except CNIError as none_left:
-                note(f"no other address: {none_left}")
+                note(f"found no other address to reserve: {none_left}")
                 raise error from None
         return None
 
@@ -100,12 +103,12 @@ class InProcess:
         self._plugin.gc(self._request)
 
     def status(self) -> None:
-        """Raise CNIError 50 or 51 if `add` could not succeed now."""
+        """Raise CNIError 50 or 51 if an ADD would fail now."""
         self._plugin.status(self._request)
 
 
 class ForeignIpam:
-    """Another plugin's executable, for one call. It has no probes."""
+    """One call of another IPAM plugin's executable. Its addresses are not probed."""
 
     unprobed: Sequence[str] = ()
 
@@ -119,13 +122,13 @@ class ForeignIpam:
         result = delegate.add(self._type, self._directory, self._request)
         self._added = True
         try:
-            if allowance is not None:  # only its answer can be checked
+            if allowance is not None:  # the addresses are unknown before ADD
                 address_policy.of_answer(allowance, self._type, result)
             if not result.ips:
                 raise CNIError(
                     Code.DELEGATE,
                     f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
-                    'address; see its configuration in "ipam"',
+                    'address: correct its configuration in "ipam"',
                 )
         except CNIError:
             self.undo()
@@ -169,9 +172,9 @@ IpamCall = InProcess | ForeignIpam
 class Delegation:
     """The IPAM plugins of one node: ours, and other executables in `directory`.
 
-    Our `plugin` is called in-process. It also serves the types of TAKEN_OVER, unless the directory
-    has another plugin's executable of that name. Other plugins run only if `policy` allows their
-    type and the paths in their options.
+    Our `plugin` runs in this process. It also serves a type of TAKEN_OVER, unless `directory` has
+    another project's executable of that name. Other plugins run only if `policy` allows their type
+    and the paths in their options.
     """
 
     def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
@@ -181,7 +184,7 @@ class Delegation:
 
     def of_add(self, request: Request, allowance: Allowance) -> tuple[IpamCall | None, Allowance]:
         """The IPAM plugin of an ADD, if any, and the attachment's remaining allowance. Raises
-        CNIError 121 for anything that is not allowed."""
+        CNIError 121 if the rules do not allow the plugin or its options."""
         config = request.config.ipam
         _require_plain(config)
         if not config.type:
@@ -193,8 +196,9 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request), allowance
 
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
-        """The IPAM plugin of a CHECK or STATUS, if any. Raises CNIError 121 if no pod may use it.
-        `added` is the configuration of the attachment's ADD, which was allowed then."""
+        """The IPAM plugin of a CHECK or STATUS, if any. Raises CNIError 121 if the rules allow no
+        pod to use the plugin. `added` is the configuration of the attachment's ADD. The same
+        configuration is not checked again, because the ADD checked it."""
         config = request.config.ipam
         if config != added:
             _require_plain(config)
@@ -207,10 +211,11 @@ class Delegation:
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
         """The IPAM plugin for a DEL or a GC; `None` if it has nothing to release.
 
-        `added`: whether an ADD ran the same configuration, by the journal; `None` if the journal
-        cannot say. A plugin that an ADD ran runs again, even if it is not allowed now. A plugin
-        that no ADD ran has nothing to release, and is skipped if it is not allowed or cannot be
-        started. If the journal cannot say, this is a CNIError.
+        `added` says whether the journal has an ADD with the same configuration. `None` means that
+        the journal is damaged. A plugin that an ADD ran runs again, even if the rules no longer
+        allow the plugin. Another plugin may be forbidden or impossible to start. Then this returns
+        `None`, because the plugin has nothing to release, or raises CNIError if the journal is
+        damaged.
         """
         config = request.config.ipam
         if added or not config.type:
@@ -224,12 +229,13 @@ class Delegation:
         except CNIError as error:
             if added is None:
                 raise
-            note(f'IPAM plugin "{config.type}" was not asked, since no ADD has run it: {error}')
+            note(f'IPAM plugin "{config.type}" was not called, because no ADD called it: {error}')
             return None
         return ForeignIpam(config.type, self._directory, request)
 
     def _allowance(self, request: Request) -> Allowance:
-        """The allowance of a DEL's pod. A GC, and a DEL of an unknown pod, are for no pod."""
+        """The allowance of a DEL's pod. For a GC or an unknown pod, the allowance of a pod without
+        a name."""
         pod = Pod()
         if request.command == "DEL":
             with suppress(CNIError):
@@ -237,7 +243,8 @@ class Delegation:
         return of_pod(self._policy(), pod)
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
-        """Whether this package serves the type. Raises CNIError 101 if that is uncertain."""
+        """Whether this package serves the type. Raises CNIError 101 if only the runtime has another
+        plugin of that type."""
         if ipam_type not in TAKEN_OVER:
             return ipam_type == OURS
         here = self._directory / ipam_type
@@ -246,18 +253,19 @@ class Delegation:
         for directory in request.path:
             elsewhere = Path(directory) / ipam_type
             if elsewhere.is_file() and not _is_own(elsewhere):
-                # It may have cluster-wide reservations, which this node cannot see.
+                # That plugin may keep cluster-wide reservations, which this node cannot read.
                 raise CNIError(
                     Code.DELEGATE,
-                    f'"ipam.type": "{ipam_type}" is {elsewhere} for the runtime, and executables '
-                    f"are started from {self._directory} alone: set PODFABRIC_CNI_BIN of the "
-                    f"agent to {directory}, or remove that file to have podfabric serve the type",
+                    f'"ipam.type": "{ipam_type}": the runtime runs {elsewhere}, but the agent runs '
+                    f"plugins only from {self._directory}: set PODFABRIC_CNI_BIN of the agent to "
+                    f"{directory}, or delete {elsewhere} so that podfabric serves the type",
                 )
         return True
 
 
 def require_allowed(config: IpamConfig, allowance: Allowance) -> Allowance:
-    """The remaining allowance. Raises CNIError 121 for a plugin or path that is not allowed."""
+    """The remaining allowance. Raises CNIError 121 if the rules do not allow the plugin's type or a
+    path in its options."""
     remaining = address_policy.of_type(allowance, config.type)
     address_policy.of_paths(config.options, allowance)
     return remaining
@@ -266,8 +274,8 @@ def require_allowed(config: IpamConfig, allowance: Allowance) -> Allowance:
 def _require_plain(config: IpamConfig) -> None:
     if config.ambiguous is not None:
         raise invalid_config(
-            f'"{config.ambiguous}" is read as different keys by different plugins: spell it as the '
-            "specification does, and write it once"
+            f'plugins read the key "{config.ambiguous}" in different ways: spell the key as in the '
+            "CNI specification, and write it once"
         )
 
 
@@ -278,4 +286,4 @@ def _is_own(path: Path) -> bool:
         with path.open("rb") as file:
             return _MARK in file.read(_MARK_WITHIN)
     except OSError:
-        return False  # our own executables are readable
+        return False  # another project's: ours are readable

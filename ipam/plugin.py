@@ -1,7 +1,7 @@
-"""The IPAM plugin: ADD reserves, DEL releases, CHECK compares, GC collects, STATUS looks.
+"""The IPAM plugin: ADD reserves addresses, DEL and GC release them, CHECK and STATUS only read.
 
-ADD and CHECK read the configuration strictly. DEL and GC use the attachment alone, so they also
-release addresses that were reserved under an earlier or broken configuration.
+ADD and CHECK refuse an invalid configuration. DEL and GC do not read the options in `ipam`, so they
+also release addresses that were reserved under an earlier or broken configuration.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,8 +45,8 @@ from policy.rules import Policy
 
 
 class AddressPlugin:
-    """`podfabric-ipam`, for callers that hold the attachment's lock, such as our interface plugins.
-    `boot_id` is called only by verbs that need the boot. `policy` returns the node's rules."""
+    """The verbs of `podfabric-ipam`. The caller holds the attachment's lock.
+    Only verbs that need the id of this boot call `boot_id`. `policy` returns the node's rules."""
 
     def __init__(
         self, stores: Stores, boot_id: Callable[[], str], policy: rules.Source = Policy
@@ -58,12 +58,12 @@ class AddressPlugin:
         self._seen = SeenRanges()
 
     def probes_all(self, request: Request) -> bool:
-        """Whether the configuration asks for a probe of each address before the address is set."""
+        """Whether the configuration sets `probe`: each address is probed before use."""
         return bool(self._stores.options(request).probe)
 
     def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:
-        """Record the probes of the grant's `unprobed` addresses. `answers` maps addresses to the
-        hardware address that answered. Raises AddressInUse if there is any."""
+        """Record the probes of the grant's `unprobed` addresses. `answers` maps each address in use
+        to the hardware address that answered. Raises AddressInUse if `answers` is not empty."""
         open_ = [
             each.reservation for each in grant.granted if each.reservation.address in grant.unprobed
         ]
@@ -77,7 +77,8 @@ class AddressPlugin:
             raise error
 
     def pass_unprobed(self, request: Request, grant: Grant, why: str) -> None:
-        """Report that the grant's addresses are used without a probe. A later user probes them."""
+        """Report that the attachment uses the grant's `unprobed` addresses without a probe. A later
+        ADD that gets such an address probes it."""
         self._report(request, AddressUnprobed(grant.unprobed, why))
 
     def _report(self, request: Request, error: CNIError) -> None:
@@ -85,14 +86,16 @@ class AddressPlugin:
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
-        """The part of the pod's allowance that its configuration leaves.
+        """The pod's allowance that remains after its configuration.
 
-        Raises CNIError 121 for anything that is not allowed, 5 or 11 if the rules are unknown.
+        Raises CNIError 121 if the rules do not allow the configuration, and 5 or 11 if the rules
+        cannot be read.
         """
         return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
-        """The remaining allowance after the configuration. Raises CNIError 121."""
+        """The part of `allowed` that remains after the configuration. Raises CNIError 121 if the
+        rules do not allow the configuration."""
         allowed = address_policy.of_type(allowed, request.config.ipam.type)
         return address_policy.of_configuration(allowed, *self._stores.asked(request))
 
@@ -105,14 +108,14 @@ class AddressPlugin:
     ) -> tuple[Result, Grant]:
         """Reserve addresses; returns the result, and the grant that `undo` needs.
 
-        The addresses are used on the link `segment`; `None` takes the configuration's. `allowed` is
-        the attachment's remaining allowance; `None` computes it. Other machines answered for the
-        addresses in `answered`, which are not handed out.
+        `segment` is the link of the addresses; `None` reads the link from the configuration.
+        `allowed` is the attachment's remaining allowance; `None` computes it from the rules. The
+        addresses in `answered` are not reserved, because other machines answered for them.
         """
         if allowed is None:
             allowed = self.allowance(request)
         options, final = self._stores.asked(request)
-        if options.pools:  # they may have changed since the rules were applied
+        if options.pools:  # the pools may have changed since the rules were applied
             allowed = address_policy.of_configuration(allowed, options, final)
         owner, paths = _owner(request, allowed), allowed.host_paths
         may_be_private = allowed.may("private_ranges", True)
@@ -144,8 +147,8 @@ class AddressPlugin:
         self._store(self._boot()).undo(grant)
 
     def release_since(self, request: Request, since: int) -> None:
-        """Release what an agent reserved for this call before it died; the call began at `since`.
-        Keeps older addresses of the attachment."""
+        """Release the addresses that an agent reserved for this call before the agent died. The
+        call began at `since`. Releases nothing if the attachment has an older address."""
         held = self._store("").held_by(_attachment(request))
         if held and all(reservation.since >= since for reservation in held):
             self.delete(request)
@@ -174,8 +177,8 @@ class AddressPlugin:
             if text(address) not in held and _is_ours(address, options):
                 raise CNIError(
                     Code.CHECK_FAILED,
-                    f"{text(address)} is not reserved for {attachment}: recreate the pod "
-                    "before another one gets the address",
+                    f"{text(address)} is not reserved for {attachment}: recreate the pod, "
+                    "because another pod may get the address",
                 )
         if not held:
             raise CNIError(
@@ -186,10 +189,10 @@ class AddressPlugin:
         """Release addresses of this network's attachments that the runtime does not list."""
         valid = request.config.valid_attachments
         if valid is None:
-            why = 'without "cni.dev/valid-attachments", nothing was released'
-            note(printable(f"GC of network {request.network}: {why}"))
+            why = 'it has no "cni.dev/valid-attachments"'
+            note(printable(f"GC of network {request.network} released nothing: {why}"))
             return
-        interrupts.require_client()  # a runtime that left may have attached more meanwhile
+        interrupts.require_client()  # a runtime that gave up may have added attachments since
         self._store("").collect(request.network, valid)
 
     def status(self, request: Request) -> None:
@@ -207,12 +210,13 @@ class AddressPlugin:
         if full:
             raise CNIError(
                 Code.UNAVAILABLE,
-                f"no free address in {full}. Delete pods that no longer need one, or widen the "
-                "range",
+                f"no free address: {full}: delete pods that need no address any more, or widen "
+                "the range",
             )
 
     def usage(self) -> list[RangeUsage]:
-        """How full the ranges of recent ADDs and of all reservations are. Raises CNIError."""
+        """The usage of each range that a recent ADD used or that has a reservation. Raises
+        CNIError."""
         return self._store("").usage(self._seen.all())
 
     def _boot(self) -> str:
@@ -221,14 +225,15 @@ class AddressPlugin:
         except OSError as error:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"cannot read the id of this boot: {error.filename}: {error.strerror}: see that "
+                f"cannot read {error.filename}, the id of this boot: {error.strerror}: see that "
                 "/proc is mounted",
             ) from None
 
 
 class IpamExecutable:
-    """`podfabric-ipam` for runtimes and other interface plugins: one call of an attachment at a
-    time. Implements `cni.spec.plugin.Plugin`. `directory` is for the locks."""
+    """`podfabric-ipam` for runtimes and other projects' interface plugins. Implements
+    `cni.spec.plugin.Plugin`. Two calls of one attachment do not overlap; their lock file is in
+    `directory`."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -237,10 +242,10 @@ class IpamExecutable:
         self._directory = directory
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them. The caller sets them, so they are not probed."""
+        """Reserve addresses and return them. They are not probed, because the caller sets them."""
         if self._addresses.probes_all(request):
             raise invalid_config(
-                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove it'
+                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove this key'
             )
         allowance = self._addresses.allowance(request)
         with self._locked(request):
@@ -286,8 +291,8 @@ class IpamExecutable:
         except OSError as error:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"cannot lock {path}: {error.strerror}: see that {self._directory} can be "
-                "written, by root",
+                f"cannot lock {path}: {error.strerror}: see that root can "
+                f"write to {self._directory}",
             ) from None
         try:
             interrupts.require_client()
@@ -302,7 +307,7 @@ def _attachment(request: Request) -> Attachment:
 
 
 def _owner(request: Request, allowed: Allowance) -> Owner:
-    """The attachment, its pod, and how many addresses pod and namespace may have by the rules."""
+    """The attachment, its pod, and the rules' limits on addresses of the pod and its namespace."""
     pod = request.arguments.pod
     for value in (pod.namespace, pod.name, pod.uid):
         _require_text(value, "CNI_ARGS")
@@ -313,13 +318,13 @@ def _owner(request: Request, allowed: Allowance) -> Owner:
 
 
 def _note_ignored(options: IpamOptions, directories: Sequence[str]) -> None:
-    """Note the keys of the configuration that have no effect, in one line."""
+    """Log the notes of the configuration, and one line with the keys that have no effect."""
     for line in options.notes:
         note(printable(line))
     idle, hint = list(options.idle), ""
     if options.resolv_conf and not confined.is_below(directories, options.resolv_conf):
         idle.append("resolvConf")
-        hint = ' (the administrator can allow directories: "set.hostPaths" of a rule)'
+        hint = ' (resolvConf needs a rule that allows its directory in "set.hostPaths")'
     if idle:
         note(f"without effect on this node: {', '.join(f'ipam.{key}' for key in idle)}{hint}")
 
@@ -332,10 +337,11 @@ def _require_text(value: str, name: str) -> None:
 
 
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
-    """Raise CNIError 7 if no result of this version could hold the sets."""
+    """Raise CNIError 7 if `sets` is empty, or if a result of the request's CNI version cannot hold
+    one address of each set."""
     if not sets:
         raise invalid_config(
-            'the network gives no address: set "range" (or "ipRanges", "ranges", "addresses") '
+            'the network has no addresses: set "range" (or "ipRanges", "ranges", "addresses") '
             'in "ipam"'
         )
     families = [range_set.family for range_set in sets]
@@ -358,7 +364,7 @@ def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:
 
 
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
-    """The whole ranges of a network that makes them private, not only a requested address."""
+    """The private ranges of a network. Each is complete, even if the pod requests one address."""
     if options.pools:
         return ()
     own = (*options.sets, *options.static) if options.sets else sets

@@ -1,7 +1,7 @@
 """Ranges of addresses, and sets of ranges.
 
 `of_network` applies whereabouts' rules (pkg/iphelpers GetIPRange) with the differences that
-docs/use/node-addresses.md lists: values that whereabouts ignores silently raise ValueError here.
+docs/use/node-addresses.md lists. It raises ValueError for values that whereabouts silently ignores.
 """
 
 from bisect import bisect_left
@@ -20,9 +20,10 @@ _last = attrgetter("last")
 class Range(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last` of `network`, without `excluded` and the gateway.
 
-    `domain` is where an address is unique. `where` is the JSON path, for errors. `excluded` is
-    sorted and does not overlap. `parts` may be handed out, lowest first; they are worked out once,
-    not under the store's lock. `routes` are destinations behind the gateway.
+    An address is unique in its `domain`. `where` is the JSON path for error texts. `excluded` is
+    sorted and has no overlaps. `parts` are the intervals that pods may get, lowest first. The
+    constructor computes them, because the store's lock is not held then. `routes` are destinations
+    behind the gateway.
     """
 
     network: Network
@@ -44,13 +45,14 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def domain_beside(self) -> str:
-        """The domain of the same range with the other `enable_overlapping_ranges`."""
+        """The domain of the same range with the opposite `enable_overlapping_ranges`."""
         name, private, _ = self.domain.partition(" ")
         return domain_of(name, self.network, shared=bool(private))
 
     @property
     def why_private(self) -> str | None:
-        """The option that gives the range a domain of its own; `None` without one."""
+        """The option that separates the range's domain from other networks; `None` without such an
+        option."""
         name, private, _ = self.domain.partition(" ")
         if name:
             return '"ipam.network_name"'
@@ -68,7 +70,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
             yield Interval(max(part.first, interval.first), min(part.last, interval.last))
 
     def restricted(self, intervals: Iterable[Interval]) -> "Range":
-        """The same range without addresses outside of `intervals`."""
+        """The same range, limited to the addresses in `intervals`."""
         narrower = copy(self)
         parts = (part for interval in intervals for part in self.within(interval))
         msgspec.structs.force_setattr(narrower, "parts", merged(parts))
@@ -93,7 +95,7 @@ def _parts(range_: Range) -> Iterator[Interval]:
 
 
 def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]:
-    """The parts of the interval outside of the holes, which are sorted and do not overlap."""
+    """The parts of `interval` outside of `holes`. `holes` are sorted and do not overlap."""
     cursor = interval.first
     for index in range(bisect_left(holes, interval.first, key=_last), len(holes)):
         hole = holes[index]
@@ -107,7 +109,7 @@ def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]
 
 
 def common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterator[Interval]:
-    """The addresses in both, of few intervals each."""
+    """The addresses that are in both. Both have few intervals, because every pair is compared."""
     others = list(other)
     for each in one:
         for part in others:
@@ -121,8 +123,8 @@ def is_within(address: int, parts: Iterable[Interval]) -> bool:
 
 
 class RangeSet(msgspec.Struct, frozen=True):
-    """Ranges of one family that yield one address together, tried in this order. A `fixed` set has
-    the one address that was requested."""
+    """Ranges of one family, in the order in which they are tried. An attachment gets one address of
+    the set. A `fixed` set has only the requested address."""
 
     ranges: tuple[Range, ...]
     fixed: bool = False
@@ -137,8 +139,8 @@ class RangeSet(msgspec.Struct, frozen=True):
 
 def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
     """The domain in which addresses of `network` are unique. With `shared`
-    (`enable_overlapping_ranges`), all ranges of a network_name are one domain. Otherwise each range
-    is a domain, as in whereabouts."""
+    (`enable_overlapping_ranges`), all ranges of a network_name share one domain. Otherwise each
+    range has a separate domain, as in whereabouts."""
     # A network_name has no space, so the two kinds of domains differ.
     return network_name if shared else f"{network_name} {network}"
 
@@ -147,19 +149,21 @@ def of_network(
     network: Network, *, start: int | None = None, end: int | None = None, use_all: bool = False
 ) -> tuple[int, int]:
     """The first and the last usable address. A start or end at the network or broadcast address
-    moves to the nearest usable one. Raises ValueError if start or end is outside the network, if
-    start is after end, and without a usable address."""
+    moves to the nearest usable address. Raises ValueError if start or end is outside the network,
+    if start is after end, or if the network has no usable address."""
     for key, bound in (("start", start), ("end", end)):
         if bound is not None and bound not in network:
-            raise ValueError(f"invalid range {key} for CIDR {network}: {text(bound)}")
+            raise ValueError(
+                f"invalid range {key} for CIDR {network}: {text(bound)} is outside of it"
+            )
     if start is not None and end is not None and start > end:
-        raise ValueError(f"range start {text(start)} is after range end {text(end)}")
+        raise ValueError(f"range start {text(start)} is after range end {text(end)}: swap them")
     lowest, highest = network.address, network.last
     if not use_all:
         if network.prefix > 126:
             raise ValueError(
                 f"net mask is too short, subnet {network} has no usable IP addresses: "
-                'set "use_all_addresses": true to hand out all of them'
+                'set "use_all_addresses": true to use every address of the subnet'
             )
         lowest, highest = lowest + 1, highest - 1
     first = lowest if start is None else min(max(start, lowest), highest)
@@ -179,8 +183,8 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
-    """Sorted runs of addresses as text: "10.0.0.8", "10.0.0.8-10.0.0.15". More than `most` runs are
-    joined across the smallest gaps; 0 sets no limit."""
+    """Sorted intervals as text: "10.0.0.8", "10.0.0.8-10.0.0.15". If there are more than `most`
+    intervals, those with the smallest gaps between them are joined; 0 sets no limit."""
     joined = tuple(runs)
     if most and len(joined) > most:
         gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)

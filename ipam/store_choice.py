@@ -3,8 +3,9 @@
     ipam:
       scope: cluster   # or node
 
-in config.yaml is for every network of the node. `"scope"` in the `ipam` object of a network
-overrides it. Only ADD and STATUS read the scope: all other verbs use the store of the node.
+in config.yaml sets the scope of every network of the node. `"scope"` in the `ipam` object of a
+network overrides config.yaml. Only ADD and STATUS read the scope: all other verbs use the store of
+the node.
 """
 
 import typing
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ipam.leases.leased_store import ClusterStore
 
 PART = "ipam"
-"""The top-level key of config.yaml."""
+"""The top-level key of these settings in config.yaml."""
 
 Scope = Literal["node", "cluster"]
 Source = Callable[[], Scope]
@@ -41,7 +42,8 @@ Source = Callable[[], Scope]
 
 
 class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `ipam` of config.yaml. `nv_ipam`: serve nv-ipam's pools in that namespace."""
+    """The part `ipam` of config.yaml. With `nv_ipam`, agents serve the pools that nv-ipam keeps in
+    `nv_ipam_namespace`."""
 
     scope: Scope = "node"
     nv_ipam: bool = False
@@ -58,7 +60,8 @@ def of(part: object, name: str) -> AddressSettings:
     settings = AddressSettings(**documents.fields(part, shapes, f"{name}: {PART}"))
     if settings.nv_ipam and settings.scope != "cluster":
         raise DocumentError(
-            f'{name}: {PART}.nv_ipam needs "scope: cluster": agents read pools from the API server'
+            f'{name}: {PART}.nv_ipam needs "{PART}.scope: cluster": agents read pools from the API '
+            "server"
         )
     return settings
 
@@ -73,13 +76,13 @@ def settings(path: Path) -> AddressSettings:
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"{error}: nothing was done, because that file sets the scope of addresses",
+            f"{error}: nothing was done, because this file sets the scope of addresses: correct it",
         ) from None
 
 
 def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """The options and sets of a request by its configuration alone, without the addresses of
-    nv-ipam's pools. Raises CNIError 4 or 7."""
+    """The options and sets in a request's configuration. The addresses of nv-ipam's pools are
+    missing. Raises CNIError 4 or 7."""
     if is_nv_ipam(request.config):
         return translate.declared(request.config, request.arguments)
     options = ipam_options.read(request.config)
@@ -87,8 +90,8 @@ def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
 
 
 class Stores:
-    """The stores of a node, for a boot or a request; `files` are the node's. `claims` leases blocks
-    for this node; `None` if another process does. `timing` is ClusterStore's."""
+    """Opens the stores of a node, whose files are `files`. `claims` leases blocks for this node;
+    `None` if another process leases them. `timing` goes to ClusterStore."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Stores:
         claims: "Claims | None" = None,
         **timing: Any,  # noqa: ANN401 - a clock, and seconds
     ) -> None:
-        if claims is not None:  # an agent's: its first ADD should not wait for imports
+        if claims is not None:  # in an agent, the first ADD should not wait for imports
             import ipam.leases.leased_store  # noqa: F401
         self._files = files
         self._scope = scope
@@ -106,7 +109,7 @@ class Stores:
         self._timing = timing
 
     def asked(self, request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-        """The options of the request's network, and its sets after the pod's own requests.
+        """The options of the request's network, and the sets after the pod's requested addresses.
 
         Raises CNIError 4, 7, and errors of `translate`.
         """
@@ -132,7 +135,7 @@ class Stores:
         if (options.scope or self._scope()) == "node":
             return self.of_node(boot)
         from ipam.leases.claim_request import of_agent
-        from ipam.leases.leased_store import ClusterStore  # most nodes never need it
+        from ipam.leases.leased_store import ClusterStore  # most nodes never need this import
 
         leased = {
             (range_.domain, range_.network)

@@ -1,5 +1,5 @@
-"""The `ipam` object of a network configuration as checked, typed values.
+"""Reads the `ipam` object of a network configuration into checked, typed values.
 
-`options` reads the object, `range_reader` one range, `requested_ips` the addresses that a pod asks
-for.
+`options` reads the whole object. `range_reader` reads one range. `requested_ips` reads the
+addresses that a pod requests.
 """

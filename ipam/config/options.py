@@ -1,7 +1,8 @@
 """Reads the `ipam` object of a network configuration: whereabouts' options, ours, and host-local's.
 
 Unknown keys, unreadable values and contradictions are errors (CNIError 7) that name the JSON path.
-The shapes are those of whereabouts (pkg/types/types.go) and host-local (allocator/config.go).
+Names and types of the keys are those of whereabouts (pkg/types/types.go) and host-local
+(allocator/config.go).
 """
 
 import re
@@ -23,9 +24,9 @@ A = TypeVar("A")
 
 TYPES = ("podfabric-ipam", "whereabouts")
 Probe = Literal["", "always"]
-"""The probed addresses; "": only those that a lost machine may still use."""
+"""The probed addresses. "always": all. "": only those that a lost machine may still use."""
 Scope = Literal["", "node", "cluster"]
-"""The scope of the addresses; "": the node's (`ipam.scope`)."""
+"""The scope of the addresses. "": the scope in the node's config.yaml (`ipam.scope`)."""
 
 # Accepted without effect, so that definitions for whereabouts and host-local need no edit.
 WITHOUT_EFFECT = frozenset(
@@ -56,14 +57,14 @@ _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
 class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The request of a network.
+    """The options of a network.
 
-    `sets` yield one address each, in the order of the result. `static` are the addresses in the
-    configuration, which follow. `gateway` is the common gateway, also for requested addresses of a
-    network without ranges. `requested` are addresses as (JSON path, text). `hops` maps the
-    configuration's next hops to their descriptions. No pod gets the address of a next hop. `idle`
-    are keys without effect, `notes` are for the operator. `pools` are the keys of another plugin's
-    pools. Rules then name a pool instead of `network_name`.
+    An attachment gets one address of each set in `sets`, in this order, and then the addresses in
+    `static`. `gateway` is the common gateway, also for requested addresses of a network without
+    ranges. `requested` are the requested addresses as (JSON path, text). `hops` maps the
+    configuration's next hops to descriptions for error texts. No pod gets the address of a next
+    hop. `idle` are the keys without effect. `notes` are warnings for the operator. `pools` are the
+    keys of nv-ipam's pools. With `pools`, a rule lists pools in place of the `network_name`.
     """
 
     sets: tuple[RangeSet, ...] = ()
@@ -170,7 +171,7 @@ def _read(network: NetworkConfig) -> IpamOptions:
 
 
 def _keys(network: NetworkConfig) -> tuple[IpamKeys, tuple[str, ...]]:
-    """The keys of "ipam", and those of them without effect."""
+    """The keys of "ipam", and the names of the keys without effect."""
     keys = network.at("ipam", Section)
     if keys is None:
         raise invalid_config(
@@ -190,27 +191,29 @@ def _ips(network: NetworkConfig, path: str, shape: type[A]) -> A:
 
 
 def require_few(*counts: tuple[str, int]) -> None:
-    """Raise CNIError 7 if the keys together ask for too many addresses."""
+    """Raise CNIError 7 if the keys together request more than MOST_ADDRESSES addresses."""
     total = sum(count for _, count in counts)
     if total > MOST_ADDRESSES:
         key = max(counts, key=lambda count: count[1])[0]
         raise invalid_config(
-            f'"{key}": one attachment has at most {MOST_ADDRESSES} addresses, and the '
-            f"configuration has {total}: remove some"
+            f'"{key}": the configuration gives an attachment {total} addresses, and the limit is '
+            f"{MOST_ADDRESSES}: remove {total - MOST_ADDRESSES} of them"
         )
 
 
 def _check_names(ipam: IpamKeys) -> None:
     if ipam.type not in TYPES:
-        served = '" and "'.join(TYPES)
-        raise invalid_config(f'"ipam.type" is "{ipam.type}": this plugin serves "{served}"')
+        served = '" or "'.join(TYPES)
+        raise invalid_config(f'"ipam.type" is "{ipam.type}": set "{served}"')
     if ipam.network_name and not _NETWORK_NAME.fullmatch(ipam.network_name):
         raise invalid_config(
             f'"ipam.network_name" is "{ipam.network_name}": use letters, digits, "-", "_" and '
             '"." and begin with a letter or digit'
         )
     if ipam.dns and ipam.resolvConf:
-        raise invalid_config('"ipam.dns" and "ipam.resolvConf" both say the DNS: leave one out')
+        raise invalid_config(
+            '"ipam.dns" and "ipam.resolvConf" both set the DNS: remove one of them'
+        )
 
 
 def _reader(ipam: IpamKeys) -> RangeReader:
@@ -222,14 +225,14 @@ def _reader(ipam: IpamKeys) -> RangeReader:
 
 
 def _sets(ipam: IpamKeys, runtime: RuntimeIPs, reader: RangeReader) -> tuple[RangeSet, ...]:
-    """One set for each address of the result, in its order. The runtime's ranges come first."""
+    """One set for each address of the result, in order. The runtime's ranges come first."""
     sets = [
         reader.set_of(ranges, f"runtimeConfig.ipRanges[{index}]")
         for index, ranges in enumerate(runtime.ipRanges)
     ]
     if ipam.range or ipam.subnet:
         own = {name: getattr(ipam, name) for name in RangeOptions.__struct_fields__}
-        # The reader has the common gateway, and uses it for its family only.
+        # The reader has the common gateway, and uses it only for ranges of the same family.
         own["gateway"] = ""
         sets.append(RangeSet((reader.read(RangeOptions(**own), "ipam"),)))
     else:
@@ -246,8 +249,8 @@ def _refuse_orphans(ipam: IpamKeys) -> None:
     for key in ("range_start", "range_end", "rangeStart", "rangeEnd", "exclude"):
         if getattr(ipam, key):
             raise invalid_config(
-                f'"ipam.{key}" belongs to "ipam.range", which is missing: add the range, or '
-                f"put {key} into the entry of ipam.ipRanges or ipam.ranges that it is for"
+                f'"ipam.{key}" needs "ipam.range", which is missing: add "ipam.range", or move '
+                f'"{key}" into an entry of "ipam.ipRanges" or "ipam.ranges"'
             )
 
 
@@ -259,8 +262,8 @@ def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
     ):
         return
     raise invalid_config(
-        f'"ipam.gateway" is an IPv{family(gateway)} address and no range is: remove it, or set '
-        '"gateway" in the entry of ipam.ipRanges that it is for'
+        f'"ipam.gateway" is an IPv{family(gateway)} address, but no range has IPv{family(gateway)} '
+        "addresses: write a gateway of the family of the ranges, or remove the key"
     )
 
 
@@ -280,8 +283,8 @@ def _refuse_hops(static: Iterable[RangeSet], hops: Mapping[int, str]) -> None:
         range_ = fixed.ranges[0]
         if range_.first in hops:
             raise invalid_config(
-                f'"{range_.where}.address": {text(range_.first)} is {hops[range_.first]}, which no '
-                "pod gets"
+                f'"{range_.where}.address": {text(range_.first)} is {hops[range_.first]}: write '
+                "another address"
             )
 
 
@@ -293,16 +296,20 @@ def _static(written: Section, path: str, reader: RangeReader) -> RangeSet:
         raise invalid_config(f'"{path}.address": {error}') from None
     gateway = address_at(static.gateway, f"{path}.gateway")
     if gateway is not None and family(gateway) != family(address):
-        raise invalid_config(f'"{path}.gateway" is of another family than its address')
+        raise invalid_config(
+            f'"{path}.gateway" and "{path}.address" mix IPv4 and IPv6: use one family'
+        )
     if gateway == address:
-        raise invalid_config(f'"{path}.gateway" is the address of the interface: give another one')
+        raise invalid_config(
+            f'"{path}.gateway" is also the address of the interface: write another'
+        )
     return fixed_set(address, network, domain=reader.domain(network), gateway=gateway, where=path)
 
 
 def fixed_set(
     address: int, network: Network, *, domain: str, gateway: int | None, where: str
 ) -> RangeSet:
-    """A set of this address alone, written with the prefix of `network`."""
+    """A set of this address alone. The result shows the address with the prefix of `network`."""
     range_ = Range(
         network=network, first=address, last=address, gateway=gateway, domain=domain, where=where
     )

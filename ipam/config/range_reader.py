@@ -18,7 +18,7 @@ Section = dict[str, Any]
 
 
 class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a range. Only one spelling of each may be present."""
+    """The keys of a range. If a key has two spellings, only one of them may be present."""
 
     range: str = ""
     range_start: str = ""
@@ -33,7 +33,7 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def section(written: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
     """The JSON object at `path` as `shape`. A null counts as a missing key. Raises CNIError 7 for a
-    key that is not a field of `shape` nor in `also`."""
+    key that is not a field of `shape`. The error suggests a field, or a key of `also`."""
     keys = _keys_of(shape)  # type: ignore[arg-type] # a class is hashable
     for key in written:
         if key not in keys:
@@ -42,17 +42,17 @@ def section(written: Mapping[str, Any], shape: type[T], path: str, also: Collect
     return convert(present, shape, path)
 
 
-@cache  # msgspec works them out again each time
+@cache  # msgspec computes the fields at each call
 def _keys_of(shape: type) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(shape))
 
 
 class RangeReader:
-    """Makes the ranges of a configuration, under common settings.
+    """Reads the ranges of a configuration, which share these settings.
 
-    `domain` returns the domain of a network's addresses. `gateway` is the common gateway of its
-    family. If `use_all`, network and broadcast addresses may be handed out. `notes` collects
-    warnings for the operator. All ranges of a reader count towards the limits.
+    `domain` returns the domain of a network's addresses. `gateway` is the default gateway for
+    ranges of its family. If `use_all`, network and broadcast addresses may be handed out. `notes`
+    collects warnings for the operator. The limits are on the sum over all ranges of a reader.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class RangeReader:
         self._ranges = self._exclusions = 0
 
     def set_of(self, ranges: Sequence[Section], path: str) -> RangeSet:
-        """host-local's range set: ranges of one family that yield one address together."""
+        """Read a range set of host-local: ranges of one family. An attachment gets one address."""
         if not ranges:
-            raise invalid_config(f'"{path}": empty range set: a set needs at least one range')
+            raise invalid_config(f'"{path}" is an empty range set: add a range, or remove the set')
         read = []
         for index, written in enumerate(ranges):
             where = f"{path}[{index}]"
             read.append(self.read(section(written, RangeOptions, where), where))
         if len({range_.family for range_ in read}) > 1:
-            raise invalid_config(f'"{path}": mixed address families in one range set')
+            raise invalid_config(f'"{path}" mixes IPv4 and IPv6: make a set for each family')
         return RangeSet(tuple(read))
 
     def read(self, options: RangeOptions, path: str) -> Range:
@@ -81,20 +81,20 @@ class RangeReader:
         self._ranges += 1
         if self._ranges > limits.RANGES:
             raise invalid_config(
-                f'"{path}": a network has at most {limits.RANGES} ranges, those of all its sets '
-                "together: remove some"
+                f'"{path}": the sets of the network have more than {limits.RANGES} ranges in '
+                "total: remove ranges"
             )
         self._exclusions += len(options.exclude)
         if self._exclusions > limits.EXCLUSIONS:
             raise invalid_config(
-                f'"{path}.exclude": a network has at most {limits.EXCLUSIONS} exclusions, those of '
-                'all its ranges together: write neighbours as one, such as "10.0.0.4-10.0.0.9"'
+                f'"{path}.exclude": the ranges of the network have more than {limits.EXCLUSIONS} '
+                'exclusions in total: join adjacent ones, as in "10.0.0.4-10.0.0.9"'
             )
         range_key, range_text = _spelling(options, path, "range", "subnet")
         start_key, start_text = _spelling(options, path, "range_start", "rangeStart")
         end_key, end_text = _spelling(options, path, "range_end", "rangeEnd")
         if not range_text:
-            raise invalid_config(f'"{path}": "range" is missing')
+            raise invalid_config(f'"{path}": "range" is missing: add it')
         start, end = address_at(start_text, start_key), address_at(end_text, end_key)
         try:
             network, dashed = network_of(range_text)
@@ -102,7 +102,9 @@ class RangeReader:
             raise invalid_config(f'"{range_key}": {error}') from None
         if dashed:
             if (start, end) not in ((None, None), dashed):
-                self.notes.append(f"{range_key} has start and end: others in {path} are ignored")
+                self.notes.append(
+                    f"{range_key} has a start and an end: {start_key} and {end_key} are ignored"
+                )
             start, end = dashed.first, dashed.last
             start_key = end_key = range_key
         use_all = self.use_all if options.use_all_addresses is None else options.use_all_addresses
@@ -129,31 +131,34 @@ class RangeReader:
             key = f"{path}.gateway"
             gateway = address_at(options.gateway, key)
             if gateway is not None and family(gateway) != family(network.address):
-                raise invalid_config(f'"{key}" is of another family than {network}')
+                raise invalid_config(
+                    f'"{key}" is IPv{family(gateway)}, but the range {network} is not: write a '
+                    "gateway of the family of the range"
+                )
             return gateway
         if self.gateway is not None and family(self.gateway) == family(network.address):
             return self.gateway
         if options.subnet and not use_all:
-            # host-local's default for its own spelling; existing bridges have this address.
+            # host-local's default gateway for "subnet". Existing bridges have this address.
             return network.address + 1
         return None
 
 
 def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The spelling of a key that the range uses, with its value.
+    """The JSON path of the spelling that the range uses for a key, and the value.
 
-    Returns the first spelling if the key is missing.
+    If the key is missing, returns the path of the first spelling and "".
     """
     used = [key for key in keys if getattr(options, key)]
     if len(used) > 1:
-        raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": leave one out')
+        raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": remove one of them')
     key = used[0] if used else keys[0]
     value: str = getattr(options, key)
     return f"{path}.{key}", value
 
 
 def address_at(written: str, key: str) -> int | None:
-    """The address of a key; `None` without one. Raises CNIError 7."""
+    """The address in the value `written` of `key`; `None` if it is empty. Raises CNIError 7."""
     if not written:
         return None
     try:
@@ -163,14 +168,16 @@ def address_at(written: str, key: str) -> int | None:
 
 
 def network_of(written: str) -> tuple[Network, Interval | None]:
-    """`10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24` with its first and last address."""
+    """Read `10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24` with first and last address."""
     first_text, dash, rest = written.partition("-")
     if not dash:
         return parse_interface(written)[1], None
     last, network = parse_interface(rest.strip())
     first = parse(first_text.strip())
     if first not in network:
-        raise ValueError(f"invalid range start for CIDR {network}: {first_text.strip()}")
+        raise ValueError(
+            f"invalid range start for CIDR {network}: {first_text.strip()} is outside of it"
+        )
     return network, Interval(first, last)
 
 

@@ -1,7 +1,8 @@
-"""Applies addresses that a pod asks for to the sets of its network.
+"""Puts the addresses that a pod requests into the range sets of its network.
 
-A runtime passes them in `runtimeConfig.ips` (capability "ips"), in `args.cni.ips`, or as `IP` in
-CNI_ARGS. Multus uses two of these for one request, so an address that is listed twice counts once.
+A runtime passes requested addresses in `runtimeConfig.ips` (capability "ips"), in `args.cni.ips`,
+or as `IP` in CNI_ARGS. Multus passes one address in two of these ways, so an address that is listed
+twice counts once.
 """
 
 from collections.abc import Mapping
@@ -24,8 +25,8 @@ class _RequestedAddress(msgspec.Struct, frozen=True):
 def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ...]:
     """The range sets of a network for this pod, followed by the static addresses.
 
-    A requested address replaces the one that its range would yield; in a network without ranges it
-    is added. Raises CNIError 7 or 4 for requests that cannot be granted.
+    A requested address replaces the set whose range contains it. In a network without ranges, it
+    becomes a set. Raises CNIError 7 or 4 if a request cannot be granted.
     """
     requests, gateways = _requests(options, arguments), _gateways(arguments)
     for request in requests:
@@ -92,7 +93,7 @@ def _own_set(
     if request.network is None:
         raise invalid_config(
             f'"{request.where}": {text(request.address)} needs a prefix length, as in '
-            f'{text(request.address)}/24, since the network has no "range" to take it from'
+            f'{text(request.address)}/24, because the network has no "range"'
         )
     common = options.gateway
     if common is not None and family(common) != family(request.address):
@@ -112,9 +113,9 @@ def _own_set(
 def _range_of(
     request: _RequestedAddress, options: IpamOptions, sets: list[RangeSet]
 ) -> tuple[int, Range]:
-    """The range that may yield the address, with the index of its set.
+    """The range that contains the requested address, with the index of its set.
 
-    Sets with a requested address are skipped.
+    Skips sets that already have a requested address.
     """
     address = request.address
     occupied = ""
@@ -130,15 +131,17 @@ def _range_of(
             else:
                 return index, range_
     if refusal:
-        raise invalid_config(f'"{request.where}": {text(address)} is excluded by {refusal}')
+        raise invalid_config(
+            f'"{request.where}": {text(address)} is excluded by {refusal}: request another'
+        )
     if occupied:
         raise invalid_config(
-            f'"{request.where}": {text(address)} is a second address of a range that yields one, '
-            f"and {occupied} is requested already: ask for one of them"
+            f'"{request.where}": {text(address)} and {occupied} are in one range set, but a '
+            "pod gets only one address of a range set: request one of them"
         )
     listed = ", ".join(str(range_) for range_set in options.sets for range_ in range_set.ranges)
     raise invalid_config(
-        f'"{request.where}": {text(address)} is in no range of the network: {listed}'
+        f'"{request.where}": {text(address)} is in no range of the network: request one of {listed}'
     )
 
 
@@ -152,4 +155,4 @@ def _exclusion(address: int, range_: Range) -> str:
 
 
 def _is_hop(request: _RequestedAddress, hop: str = "the gateway") -> CNIError:
-    return invalid_config(f'"{request.where}": {text(request.address)} is {hop}, which no pod gets')
+    return invalid_config(f'"{request.where}": {text(request.address)} is {hop}: request another')

@@ -1,4 +1,4 @@
-"""Reads host-local's `resolvConf`: a resolv.conf(5) file, the DNS part of a result."""
+"""Reads a resolv.conf(5) file, which host-local's key `resolvConf` names, as a result's DNS."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,15 @@ MOST_BYTES = 64 << 10
 
 
 def read(path: str, directories: Sequence[str]) -> DNS:
-    """The file's nameservers, domain, search and options. Empty unless the file is below one of
-    `directories`. Raises CNIError 7 if such a file is unreadable."""
+    """The file's nameservers, domain, search and options. Empty if the file is below none of
+    `directories`. Raises CNIError 7 if a file below one of them cannot be read."""
     if not confined.is_below(directories, path):
         return DNS()
     try:
         lines = confined.read(directories, path, MOST_BYTES).decode(errors="replace").splitlines()
     except (UnsafeFile, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise invalid_config(f'"ipam.resolvConf": {path!r} {reason}') from None
+        raise invalid_config(f'"ipam.resolvConf": cannot read {path!r}: {reason}') from None
     nameservers: list[str] = []
     search: list[str] = []
     options: list[str] = []

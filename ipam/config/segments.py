@@ -11,7 +11,7 @@ from cni.spec.config import NetworkConfig
 
 _NAME = re.compile(r"[!-~]{1,128}")
 _KEYS = ("bridge", "master", "vlan", "vlanid")
-# The keys that each plugin reads. Other keys must not split a link.
+# The keys that each plugin reads. Another key must not give one link two names.
 _READ_BY = {
     "bridge": ("bridge", "vlan"),
     "ipvlan": ("master",),

@@ -26,9 +26,10 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write the reservations' statuses.
+    """Write the statuses of the reservations.
 
-    Also free the blocks that have no reservation, and second blocks of a pod.
+    Also delete released sticky blocks whose reservation is gone, and released second blocks of a
+    pod.
     """
     reservations = tuple(reservations)
     named = {name_of(each): each for each in reservations}
@@ -68,7 +69,7 @@ def reserve(
 
 
 def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> bool:
-    """Whether the reservation is for the block's pod. It may be a new one of the same name."""
+    """Whether the reservation is for the block's pod. A new reservation may have an old name."""
     return reservation is not None and is_of(
         reservation, block.spec.pool, pod_of(block.spec.sticky)
     )
@@ -77,7 +78,8 @@ def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> boo
 def _is_needed(
     api: ClusterApi, block: AddressBlock, first: Mapping[tuple[str, PodInterface], AddressBlock]
 ) -> bool:
-    """Whether the pod needs the block after all: a watch may show a reservation late. ApiError."""
+    """Whether the pod needs the block after all. Reads the API server, because a watch may show a
+    reservation late. Raises ApiError."""
     namespace, _, name = block.spec.sticky.reservation.partition("/")
     try:
         if not _is_kept(api.get(AddressReservation, name, namespace), block):

@@ -53,7 +53,7 @@ class BlockIndex:
     def neighbours(self) -> Iterator[tuple[PlacedBlock, PlacedBlock]]:
         """Pairs of overlapping blocks. Each overlapping block is in at least one pair."""
         for placements in self._spaces.values():
-            widest: PlacedBlock | None = None  # it reaches farthest of those that begin before
+            widest: PlacedBlock | None = None  # the earlier block that ends last
             for placed in placements:
                 if widest is not None and placed.interval.first <= widest.interval.last:
                     yield widest, placed
@@ -62,7 +62,7 @@ class BlockIndex:
 
 
 class Contradiction(NamedTuple):
-    """An inconsistency between blocks, and the pool that it endangers (or "")."""
+    """A contradiction between two blocks, or between a block and its pool ("" without a pool)."""
 
     pool: str
     text: str
@@ -71,8 +71,8 @@ class Contradiction(NamedTuple):
 def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
-    """All inconsistencies of blocks, by pool. Overlaps are those of `index`. Nothing repairs them:
-    a guess could free an address that is in use."""
+    """All contradictions of blocks, sorted by pool. Overlaps are those in `index`. The controller
+    repairs none, because a repair could free an address that a pod uses."""
     found = list[Contradiction]()
     for placed, other in index.neighbours():
         text = f"{_named(placed)} and {_named(other)} have addresses in common"
@@ -90,8 +90,8 @@ def contradictions(
 def decisive(
     blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
 ) -> tuple[AddressBlock, ...]:
-    """The blocks that count: see `why_wrong`. A block without a pool counts: pods may have its
-    addresses, so a new pool must not cut them differently."""
+    """The blocks that do not contradict their pool (`why_wrong`). Includes blocks without a pool:
+    pods may have their addresses, so a new pool must use the same blocks."""
     return tuple(
         block
         for block in blocks

@@ -1,10 +1,11 @@
-"""Decides how each pool is cut into blocks, and whether nodes may claim from it.
+"""Decides the block size of each pool, and whether nodes may lease blocks of the pool.
 
-The API server keeps two claims of equal addresses apart only if their names are equal. So
-overlapping pools of one space have one block size, and a private pool lies in the shared space if a
-shared pool has the same range. Both are decided once. A change begins only when no block of the old
-kind exists, and takes two rounds. The first round writes that nothing is decided. Agents read the
-pool after each claim, and now drop the claim. The second round looks for blocks again and decides.
+The API server refuses a second claim of the same addresses only if both claims have the same name.
+So overlapping pools of one space have one block size, and a private pool uses the shared space if a
+shared pool has the same range. The controller decides size and space once. A change begins only
+when no block with the old decision exists, and takes two rounds. The first round writes that the
+pool is undecided. Agents read the pool after each claim, and drop a claim of an undecided pool. The
+second round looks for blocks again and decides.
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ LEAST_NODES = 8
 LARGEST_AUTOMATIC = 128
 
 NAMESPACE = f"{GROUP}/namespace"
-"""The label of a pool that was made for a definition: the definition's namespace."""
+"""The label of a pool that was made for a definition. Its value is the definition's namespace."""
 
 
 def is_made(pool: AddressPool) -> bool:
@@ -31,7 +32,8 @@ def is_made(pool: AddressPool) -> bool:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The planned status. `block_size` 0 is undecided. `reason`, `message`: the condition Ready."""
+    """The planned status of a pool. `block_size` 0 is undecided. `ready`, `reason` and `message`
+    are the condition Ready."""
 
     space: str = ""
     block_size: int = 0
@@ -43,12 +45,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 _CHANGING = Plan(
     ready=False,
     reason="Changing",
-    message="nodes may lease blocks in a moment, when the block size is decided again",
+    message="nodes wait until the controller decides the block size again, in a moment",
 )
 
 
 class Ranged(msgspec.Struct, frozen=True):
-    """A pool and its range; `space` is the present or the planned one."""
+    """A pool and its range. `space` is the present or the planned space."""
 
     pool: AddressPool
     range: Network
@@ -68,7 +70,7 @@ class Ranged(msgspec.Struct, frozen=True):
 
 
 def automatic_size(range_: Network, nodes: int) -> int:
-    """The largest power of two of which each node can have four blocks; at least 1."""
+    """The largest power of two that allows four blocks for each node; 1 to LARGEST_AUTOMATIC."""
     capacity = range_.last - range_.address + 1
     share = max(1, capacity // (4 * max(nodes, LEAST_NODES)))
     return min(LARGEST_AUTOMATIC, 1 << (share.bit_length() - 1))
@@ -81,7 +83,7 @@ def plans(pools: Iterable[AddressPool], index: BlockIndex, nodes: int) -> dict[s
 
 
 class _Planning:
-    """The plans of all pools by name, while they are made."""
+    """Collects the plans of all pools, by name."""
 
     def __init__(self, index: BlockIndex, nodes: int) -> None:
         self._index = index
@@ -105,7 +107,7 @@ class _Planning:
         return self._planned
 
     def _with_spaces(self, ranged: Sequence[Ranged]) -> list[Ranged]:
-        """Each pool with its space. Plans the pools that must wait for a change."""
+        """Each pool with its space. Also plans the pools that must wait for a change."""
         twins: defaultdict[tuple[str, Network], list[Ranged]] = defaultdict(list)
         for each in ranged:
             twins[each.pool.spec.network_name, each.range].append(each)
@@ -118,7 +120,7 @@ class _Planning:
             own = space_name(spec.network_name, spec.range, shared=False)
             leased_apart = any(self._index.within(own, each.interval))
             space = each.space or (own if leased_apart and not spec.shared else wanted)
-            # A private pool that shared a space keeps it: its blocks have that space.
+            # A private pool keeps a shared space, because its blocks have that space.
             if space == own != wanted and not leased_apart:
                 self._planned[each.name] = _CHANGING
             if spec.shared and not each.decided:
@@ -127,15 +129,15 @@ class _Planning:
         return spaces
 
     def _wait_for_private(self, each: Ranged, beside: Iterable[Ranged], own: str) -> None:
-        """Plan a shared pool to wait while a private pool of the same range leases its addresses in
-        a space of its own, or may do so."""
+        """Plan that a shared pool waits while a private pool of the same range has a separate
+        space in which nodes lease blocks, or may lease blocks."""
         for found in self._index.within(own, each.interval):
             self._planned[each.name] = Plan(
                 ready=False,
                 reason="PrivateBlocks",
-                message=f"AddressBlock {found.block.metadata.name} of AddressPool "
-                f"{found.block.spec.pool} has addresses of it in a space of its own: set "
-                "spec.state of that pool to Draining and wait until its blocks are gone",
+                message=f"AddressBlock {found.block.metadata.name} of the private AddressPool "
+                f"{found.block.spec.pool} has addresses of this pool: set spec.state of "
+                f"{found.block.spec.pool} to Draining, and wait until its blocks are gone",
             )
             return
         if any(twin.space == own for twin in beside):
@@ -146,7 +148,7 @@ class _Planning:
 
         No block is leased, so the decision may change.
         """
-        # An administrator's size goes before that of a definition, which any tenant writes.
+        # An administrator's pools decide first, because any tenant writes definitions.
         first = [each for each in group if not is_made(each.pool)] or group
         written = [each.pool.spec.block_size for each in first]
         smallest = min(first, key=lambda each: _length(each.interval)).range
@@ -158,9 +160,9 @@ class _Planning:
             self._planned[each.name] = _CHANGING if waits else _sized(each, size)
 
     def _plan_in_use(self, group: Sequence[Ranged]) -> None:
-        """Plan pools with leases: decided pools keep their size, each other one takes the size of
-        the pools it overlaps. An administrator's pool that overlaps only pools of definitions
-        yields to them, so that no tenant keeps it from being Ready."""
+        """Plan pools with leased blocks. A decided pool keeps its size. An undecided pool takes the
+        size of the pools and blocks that it overlaps. If an administrator's pool overlaps only
+        pools of definitions, it is Ready with their size, so that no tenant can block it."""
         known: list[tuple[Ranged, int]] = []
         for each in group:
             beside = [
@@ -177,7 +179,7 @@ class _Planning:
             elif len(around) > 1:
                 sizes = " and ".join(map(str, sorted(around)))
                 self._planned[each.name] = _refused(
-                    f"it overlaps pools and blocks of {sizes} addresses: use another range"
+                    f"the pool overlaps pools or blocks of {sizes} addresses: use another range"
                 )
             else:
                 yields = not is_made(each.pool) and all(is_made(other.pool) for other, _ in beside)
@@ -194,8 +196,8 @@ def _canonical(written: str) -> Network:
 
 
 def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
-    """Groups of pools of one space whose ranges overlap. In a group, pools that nodes claim from
-    come first: later pools must not change them."""
+    """Groups of pools of one space whose ranges overlap. In a group, decided pools come first,
+    because undecided pools must not change them."""
     groups: list[list[Ranged]] = []
     end: tuple[str, int] = ("", -1)
     # Networks are nested or apart: the widest of a group begins first.
@@ -216,14 +218,16 @@ def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
     """
     written = each.pool.spec.block_size
     if size > _length(each.interval):
-        return _refused(f"{each.pool.spec.range} is smaller than a block of {size} addresses")
+        return _refused(
+            f"{each.pool.spec.range} is smaller than a block of {size} addresses: enlarge it"
+        )
     if written in (0, size):
         return Plan(space=each.space, block_size=size)
     if later or each.decided == size:
         message = f"spec.blockSize {written} takes effect when the pool has no block"
         return Plan(space=each.space, block_size=size, reason="BlockSizeLater", message=message)
     return _refused(
-        f"it overlaps a pool with blocks of {size} addresses: set spec.blockSize to {size}"
+        f"the pool overlaps a pool with blocks of {size} addresses: set spec.blockSize to {size}"
     )
 
 

@@ -1,9 +1,13 @@
 """Judges from Node objects whether the holder of a block is dead.
 
-Three things prove that a holder's sandboxes are gone, or that no node hands out from its blocks:
-the taint out-of-service, another boot of the same machine with another store, and a Node object
-that stays away (after a fence and a wait: `reclaim`). A node that is not ready proves nothing.
-Unknown facts prove nothing.
+Each of three facts proves that a holder's pods have ended, or that no node reserves addresses of
+its blocks:
+
+- the taint out-of-service
+- a new boot of the same machine, with another store
+- a Node object that stays missing, after a fence and a wait (`reclaim`)
+
+A Node that is not ready proves nothing. A missing fact proves nothing.
 """
 
 import enum
@@ -29,12 +33,12 @@ class Standing(enum.Enum):
 
 PROOFS = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED, Standing.GONE))
 POWERED_OFF = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED))
-"""The proofs that every sandbox of the holder is dead: blocks need no wait."""
+"""The proofs that every pod sandbox of the holder has ended. Its blocks need no wait."""
 
 
 class Machines:
-    """The machines of a cluster at one moment: all Nodes, and all blocks, whose holders show which
-    stores run on which machines."""
+    """The machines of a cluster at one moment, by all Nodes and all blocks. The holders of the
+    blocks show which store runs on which machine."""
 
     def __init__(self, nodes: Iterable[Node], leases: Iterable[AddressBlock]) -> None:
         self._named = {node.name: node for node in nodes}
@@ -58,7 +62,7 @@ class Machines:
     def standing(self, holder: Holder) -> Standing:
         node = self._named.get(holder.node)
         machine = self._of_machine.get((holder.machine_id, holder.system_uuid), [])
-        # The name may belong to another machine now, whose taint proves nothing.
+        # Another machine may have the name now. The taint of that machine proves nothing.
         if node is None or _surely_another(node, holder):
             return self._on(machine, holder) if machine else Standing.GONE
         if node.has_taint(OUT_OF_SERVICE) and not node.is_ready and _surely_same(node, holder):
@@ -68,7 +72,7 @@ class Machines:
     def _on(self, nodes: list[Node], holder: Holder) -> Standing:
         """The state of a holder whose machine is one of these Nodes."""
         node = nodes[0]
-        # A kubelet reports the boot with its first Ready. Before, the Node shows an earlier boot.
+        # A kubelet reports the boot with its first Ready. Before, the Node shows an earlier one.
         if len(nodes) == 1 and node.is_ready and _surely_another_boot(node, holder):
             living = self._living[holder.machine_id, holder.system_uuid, node.machine.boot_id]
             if living and holder.instance not in living:
@@ -86,12 +90,12 @@ def _surely_same(node: Node, holder: Holder) -> bool:
 def _may_be_same(node: Node, holder: Holder) -> bool:
     if _surely_same(node, holder):
         return node.machine.machine_id in ("", holder.machine_id) or not holder.machine_id
-    return not holder.node_uid  # the writer did not know the uid
+    return not holder.node_uid  # the agent that wrote the block did not know the uid
 
 
 def _surely_another(node: Node, holder: Holder) -> bool:
-    """Whether the Node is another machine than the holder's: its system UUID and uid differ. Clones
-    share a machine id, and an installation changes it."""
+    """Whether the Node is another machine than the holder's: system UUID and uid both differ. The
+    machine id does not count: clones share it, and a new installation changes it."""
     system_uuid = node.machine.system_uuid
     known = bool(system_uuid and holder.system_uuid)
     return known and system_uuid != holder.system_uuid and node.uid != holder.node_uid

@@ -1,4 +1,4 @@
-"""Makes the pools that definitions ask for, and reports definitions without a pool."""
+"""Makes the AddressPools that definitions need, and reports definitions without a pool."""
 
 import logging
 from collections import Counter
@@ -28,16 +28,16 @@ from kube.resources import (
     ServerMeta,
 )
 
-REFUSED_AGAIN = 60.0  # seconds until a pool that was refused is made again
+REFUSED_AGAIN = 60.0  # seconds until the next try, after the API server refused a pool
 POOLS_PER_NAMESPACE = 100
 UNUSED_FOR = 600.0  # seconds until a pool that no definition names is deleted
 _log = logging.getLogger(__name__)
 
 
 class ReadDefinition(msgspec.Struct, frozen=True):
-    """The kept part of a definition: its metadata, its pools, and its mistake if any.
+    """The part of a definition that stays in memory. `why` is its mistake, or "".
 
-    The configuration is not kept, because tenants choose its size.
+    The configuration does not stay in memory, because tenants choose its size.
     """
 
     metadata: ServerMeta
@@ -46,7 +46,7 @@ class ReadDefinition(msgspec.Struct, frozen=True):
 
 
 def read(definition: NetworkDefinition) -> ReadDefinition | None:
-    """The definition, if it asks for pools or has a mistake."""
+    """The definition; `None` if it needs no pool and has no mistake."""
     try:
         pools = _pools(definition)
     except CNIError as error:
@@ -67,11 +67,11 @@ def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
 
 
 def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
-    """The `ipam` objects of a configuration or chain that are ours and cluster-wide."""
+    """The `ipam` objects for our plugin in a configuration or chain, without scope "node"."""
     try:
         keys = config.decode(written.encode(errors="replace")).keys
     except CNIError:
-        return  # Multus refuses it too. It is empty if a file on the node has the configuration.
+        return  # Multus refuses this text too. No text: a file on the node has the configuration.
     plugins = keys.get("plugins")
     for plugin in plugins if isinstance(plugins, list) else [keys]:
         ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
@@ -84,7 +84,7 @@ def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
 class PoolMaker:
     """Makes and deletes pools. A new leader makes a new `PoolMaker`.
 
-    At most `most` pools are made for one namespace, since tenants write definitions.
+    Makes at most `most` pools for one namespace, because tenants write definitions.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class PoolMaker:
         blocks: Iterable[AddressBlock],
         steps: Steps,
     ) -> int:
-        """Add missing pools to `pools`, and remove unused ones. Returns how many definitions get
-        none. The excludes of definitions are not in any pool."""
-        asked: dict[str, tuple[PoolSpec, ServerMeta]] = {}  # with a definition that asks for it
+        """Make missing pools and delete unused pools, also in `pools`. Returns how many definitions
+        get no pool. A pool does not contain the `exclude` of its definition."""
+        asked: dict[str, tuple[PoolSpec, ServerMeta]] = {}  # with a definition that needs the pool
         mistakes: list[tuple[ServerMeta, str]] = []
         for each in definitions:
             if each.why:
@@ -145,7 +145,7 @@ class PoolMaker:
     ) -> None:
         """Delete unused pools that this controller made, after `UNUSED_FOR` seconds.
 
-        A watch may be late, so read again first.
+        Reads the blocks again first, because a watch may be late.
         """
         now = self._clock()
         idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
@@ -158,9 +158,9 @@ class PoolMaker:
             try:
                 self._api.delete(pool)
             except (Conflict, NotFound):
-                return  # the next round sees it
+                return  # the next round reads the pool again
             pools.pop(name, None)
-            _log.info("pool %s: deleted: no definition names it, and no node leases of it", name)
+            _log.info("pool %s: deleted: no definition names it, no node leases its blocks", name)
 
         due = [
             (pool.metadata.name, pool)
@@ -186,22 +186,22 @@ class PoolMaker:
         try:
             pool = self._api.create(AddressPool(metadata=Meta(name=name, labels=labels), spec=spec))
         except AlreadyExists:
-            return None  # the next round sees it
+            return None  # the next round reads the pool
         except Refused as error:
             self._refused[name] = now
             self._reports.definition(definition, str(error))
             return None
         self._refused.pop(name, None)
-        _log.info("pool %s: made, a definition names it", name)
+        _log.info("pool %s: made, because a definition names it", name)
         return pool
 
 
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
-    """The reason why the pool's name is used by another pool.
+    """The reason why a definition gets no pool: another pool already has the name.
 
-    "fd00:1::/64" alone and "1::/64" of the network name "fd00" both have "fd00-1--0-64".
+    "fd00:1::/64", and "1::/64" with the network name "fd00", both have the name "fd00-1--0-64".
     """
     return (
-        f"AddressPool {name} has the range {there.range}, and not {asked.range}: use another "
-        '"network_name"'
+        f"AddressPool {name} has the range {there.range}, but the network has {asked.range}: "
+        'use another "network_name"'
     )

@@ -1,6 +1,7 @@
-"""The text of a scrape of the controller, made by prometheus_client.
+"""Makes the text of the controller's metrics with prometheus_client.
 
-The text names pools, and with them tenants' networks. So it is served on a loopback address only.
+The text contains the names of pools, and so of tenants' networks. So only a loopback address serves
+the text.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -34,7 +35,7 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 
 
 def exposition(process: ControllerProcess) -> Callable[[], bytes]:
-    """Makes the text of a scrape. A standby shows no pools, or they would count twice."""
+    """A function that makes the text. A standby shows no pools, so that no pool counts twice."""
     registry = scrape.registry()
     registry.register(Source(partial(_families, process)))
     return partial(generate_latest, registry)

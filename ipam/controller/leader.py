@@ -18,10 +18,10 @@ from kube.informer import Mirror, NodePoll, Polled, same
 from kube.leadership import RENEW_EVERY, Leadership
 from kube.resources import NetworkDefinition, NotLeading, Unreadable
 
-SETTLE = 0.3  # seconds at least between two rounds: a pod waits for the pool of its definition
-SHARE = 4  # times the last round's CPU time: rounds take at most a fifth of a CPU
-ROUND_EVERY = 5.0  # seconds at most
-REQUESTS_PER_SECOND = 100.0  # all nodes wait for this one client; each of them sends 20
+SETTLE = 0.3  # least seconds between two rounds. Short: a pod waits for the pool of its definition
+SHARE = 4  # pause, in CPU times of the last round: rounds take at most a fifth of a CPU
+ROUND_EVERY = 5.0  # most seconds between two rounds
+REQUESTS_PER_SECOND = 100.0  # a node's client sends 20, but all nodes wait for this client
 REQUESTS_AT_ONCE = 400  # two for each of 200 pods that start at once
 STUCK_AFTER = 300.0  # seconds without a step of the loop
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """Follows the API server for one leader: mirrors of our objects, polls of the Nodes."""
+    """Follows the API server for one leader: mirrors our objects, and polls the Nodes."""
 
     def __init__(
         self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
@@ -43,7 +43,7 @@ class LiveView:
         self._definitions = Mirror(api, NetworkDefinition, read, changed, may_lack=True)
 
     def world(self) -> World | None:
-        """The present cluster; `None` before the first lists, except of definitions."""
+        """The present cluster. `None` before the first lists, but does not wait for definitions."""
         pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
         if pools is None or blocks is None or reservations is None or polled is None:
@@ -65,9 +65,10 @@ class LiveView:
 class ControllerProcess:
     """The controller from its start to `stop`.
 
-    `election` renews the Lease and has a rate limit of its own, so that many writes do not cost the
-    leadership. `whereabouts` is the mode for whereabouts' objects. `other_pools` follows the pools
-    of another IPAM plugin, and calls its last argument after a change.
+    `leadership` has another client than `api`, with a separate rate limit, so that many writes do
+    not delay the renewal of the Lease. `whereabouts` is the mode for whereabouts' objects.
+    `other_pools` follows the pools of another IPAM plugin, and calls its last argument after a
+    change.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class ControllerProcess:
         return self._api.unreadable()
 
     def ready(self) -> tuple[bool, str]:
-        """Ready: a standby is ready too."""
+        """Always ready, because a standby is ready too."""
         return True, "leads" if self.leadership.holds else "stands by"
 
     def _may_write(self) -> bool:
@@ -141,7 +142,7 @@ class ControllerProcess:
         return RENEW_EVERY
 
     def _lead(self) -> None:
-        """Do rounds until this process stops leading. Each leadership starts without memory."""
+        """Do rounds until this process stops leading. Each leadership starts with new `Rounds`."""
         _log.info("leading")
         view = LiveView(self._api, self._changed.set, self._clock)
         others = None

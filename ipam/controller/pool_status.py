@@ -14,14 +14,14 @@ from ipam.leases.objects import AddressCounts, AddressPool, BlockCounts, Conditi
 from ipam.leases.sticky import is_let_go
 from ipam.ranges import merged, size_of, written
 
-MOST = 2**63 - 1  # the largest number of the API server
-MOST_RUNS = 8192  # runs of addresses in one field of a status
+MOST = 2**63 - 1  # the largest integer that the API server stores
+MOST_RUNS = 8192  # most runs of addresses in one field of a status
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts for a pool's status beyond its plan and blocks. `conflicts` are contradictions among
-    its blocks, a sentence each. No pod gets the addresses in `kept_out`. `share` is the part that
-    nodes may use next to whereabouts."""
+    """Further facts for a pool's status. `conflicts` has a sentence for each contradiction of the
+    pool's blocks. No pod gets the addresses in `kept_out`. `share` is the part of the pool that
+    nodes may use beside whereabouts."""
 
     conflicts: Sequence[str] = ()
     kept_out: Sequence[Interval] = ()
@@ -37,7 +37,7 @@ def status(
     now: str,
 ) -> PoolStatus:
     """The status that the pool should have. `quarantined` are the names of blocks whose holder may
-    be dead. `now` is for people: unchanged conditions keep their transition times."""
+    be dead. `now` is the transition time of changed conditions."""
     share = told.share
     if share.problem:
         plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
@@ -61,7 +61,7 @@ def status(
     indexes = sorted({index for first, last in covered for index in range(first, last + 1)})
     holes = merged((*holes_of(pool.spec, geometry.range), *told.kept_out, *share.held))
     free = _free(geometry, indexes, holes)
-    # Any node may take these over.
+    # Any node may lease these released blocks.
     free += sum(is_let_go(each.block) and not each.block.spec.sticky.reservation for each in leased)
     return replace(
         made,
@@ -87,13 +87,13 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether the statuses differ only in counts and hints. No node decides by these."""
+    """Whether the statuses are equal in every field by which a node decides."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
 
 
 def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) -> int:
-    """How many blocks are not leased and have an address that a network may hand out."""
+    """How many blocks are not leased and have a usable address."""
     size, base = geometry.block_size, geometry.range.address
     runs = (
         range(-(-(hole.first - base) // size), (hole.last + 1 - base) // size) for hole in holes
@@ -105,12 +105,12 @@ def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) 
 
 
 def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]:
-    """The conditions of a pool with `free` free blocks; `None` before its blocks are decided."""
+    """The conditions of a pool. `free` counts free blocks; `None` without a block size."""
     yield condition("Ready", plan.reason, plan.message, is_true=plan.ready)
     if free is not None and free > 0:
         yield condition("Exhausted", "BlocksAreFree", is_true=False)
     elif free is not None:
-        why = "every block is leased: nodes return empty blocks at once"
+        why = "every block is leased: nodes release a block as soon as it is empty"
         yield condition("Exhausted", "NoBlockIsFree", why, is_true=True)
     conflicts = (*told.conflicts, *told.share.conflicts)
     if conflicts:

@@ -1,12 +1,13 @@
 """Frees the blocks of dead holders: fence, wait, delete.
 
-A proof must hold for a while, since a Node object may be deleted by mistake and come back. Then the
-block is fenced: its state is `Reclaiming`, and its holder cannot confirm it any more. Unless the
-machine was off, a wait follows: after maxOffline and a margin, no node can still hand out from the
-block. Its pods may still run, so the block is not deleted but drained with `probe`: the next holder
-probes its addresses. A living holder answers the fence by writing `Active`, which changes the
-resource version. The deletion names the fence's version. A sticky block is always drained. All
-times are of this process: a new leader waits again.
+A proof must hold for a while, because someone may delete a Node object by mistake and restore it.
+Then the controller fences the block: the state becomes `Reclaiming`, and the holder can no longer
+confirm the block. Unless the machine was off, the controller waits for maxOffline and a margin.
+After this wait, no node reserves addresses of the block. But its pods may still run, so the
+controller does not delete the block: it drains the block with `probe`, and the next holder probes
+the addresses. A sticky block is always drained. A living holder answers the fence by writing
+`Active`, which changes the resource version. Then a deletion fails, because it names the fence's
+version. This process measures all times, so a new leader waits again.
 """
 
 import logging
@@ -28,8 +29,8 @@ from kube.resources import Conflict, NotFound
 
 TAINTED_FOR = 60.0  # seconds
 REBOOTED_FOR = 600.0  # seconds: the agent on the machine may adopt the blocks meanwhile
-MARGIN = 300.0  # seconds beyond maxOffline: 1 % between two clocks, and a request under way
-FRESH = 10.0  # seconds: a decision needs a newer poll of the Nodes
+MARGIN = 300.0  # seconds after maxOffline, for clocks that differ by 1 % and a request under way
+FRESH = 10.0  # most seconds since the last poll of the Nodes when a step begins
 MOST_STEPS = 200  # fences and deletions of a round, so that a round ends soon
 
 
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReclaimCounts(msgspec.Struct):
-    """The work since the start of the process, for metrics."""
+    """Counts of steps since the process started, for metrics."""
 
     fenced: int = 0
     freed: int = 0
@@ -45,15 +46,15 @@ class ReclaimCounts(msgspec.Struct):
 
 
 class _Since(NamedTuple):
-    """A standing and when it began, on this process' clock."""
+    """A standing, and the time when it began on this process' clock."""
 
     standing: Standing
     time: float
 
 
 class _Fence(NamedTuple):
-    """A fence with its resource version, and when it was first seen. `before` is the version that
-    this process fenced, "" if another process did."""
+    """A fence with its resource version, and when this process first read the fence. `before` is
+    the block's version before the fence; "" if another process made the fence."""
 
     version: str
     time: float
@@ -61,7 +62,7 @@ class _Fence(NamedTuple):
 
 
 class Reclaim:
-    """The proofs and fences of one leader, and the steps that follow. `clock` never goes back."""
+    """Keeps the proofs and fences of one leader, and does the next steps. `clock` is monotonic."""
 
     def __init__(
         self,
@@ -87,9 +88,8 @@ class Reclaim:
     ) -> dict[str, Standing]:
         """Do what the proofs allow now. Returns the standing of each block's holder, by block name.
 
-        `machines` are from the Nodes of `polled`. Nothing is done on a poll older than FRESH, and a
-        deletion needs a proof that was read after the fence. Failed steps are left for the next
-        round.
+        `machines` has the Nodes of `polled`. If the poll is older than FRESH, no step is done. A
+        deletion needs a proof that was read after the fence. The next round repeats failed steps.
         """
         blocks = tuple(blocks)
         standings = {block.holder: machines.standing(block.holder) for block in blocks}
@@ -107,9 +107,9 @@ class Reclaim:
             if fenced is not None and block.spec.state != "Reclaiming" and not is_old:
                 del self._fences[block.metadata.uid]
                 self._counts.answered += 1
-                _log.info("%s: its holder answered the fence and keeps it", block.metadata.name)
+                _log.info("%s: the holder answered the fence and keeps it", block.metadata.name)
             if standing not in PROOFS:
-                self._fences.pop(block.metadata.uid, None)  # another proof waits again
+                self._fences.pop(block.metadata.uid, None)  # a later proof waits again
                 continue
             if not is_old and self._is_ripe(block, standing, pools):
                 ripe.append((block.metadata.name, block))
@@ -124,7 +124,7 @@ class Reclaim:
         return {block.metadata.name: standings[block.holder] for block in blocks}
 
     def _note(self, standings: Mapping[Holder, Standing]) -> None:
-        """Remember since when each holder has its standing."""
+        """Record when the standing of each holder began."""
         now = self._clock()
         former, self._since = self._since, {}
         for holder, standing in standings.items():
@@ -154,7 +154,7 @@ class Reclaim:
         machines: Machines,
         read_at: float,
     ) -> int:
-        """Fence the block, or delete it if it is time. Returns the number of requests."""
+        """Fence the block, or free it when its wait is over. Returns the number of requests."""
         meta = block.metadata
         with unless_changed(_log, meta.name):
             if block.spec.state != "Reclaiming":
@@ -191,8 +191,8 @@ class Reclaim:
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
         """Whether pods are bound to the name of a missing Node. If so, the wait starts again.
 
-        This is one request for each Node, and many Nodes may go at once. So the request is made
-        only now.
+        This is a request for each Node, and many Nodes may go at once. So the request is made
+        only before a fence or a release.
         """
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
@@ -205,13 +205,15 @@ class Reclaim:
 
 
 def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
-    """The block in state Reclaiming, as it was stored. Raises Conflict, NotFound, Unavailable."""
+    """Set the block's state to Reclaiming; returns the stored block. Raises Conflict, NotFound,
+    Unavailable."""
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
 
 
 def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
-    """Release a fenced block: a sticky block for its pod, another block for any node. `probe`: its
-    machine may still run. Raises Conflict, NotFound, Refused, Unavailable."""
+    """Release a fenced block: a sticky block for its pod, another block for any node. With
+    `probe`, the machine may still run, and the next holder probes. Raises Conflict, NotFound,
+    Refused, Unavailable."""
     if block.spec.sticky.reservation or probe or block.spec.probe:
         drain(api, block, probe=probe or block.spec.probe)
     else:
@@ -221,8 +223,8 @@ def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False)
 def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
     """Free a block because an administrator says that its machine is off.
 
-    Returns False if the block changed. Fence, then delete: a holder that is still alive can renew
-    between the two steps.
+    Fences first and frees then, so that a living holder can answer between the two steps. Returns
+    False if the block changed.
     """
     try:
         if is_let_go(block):

@@ -1,7 +1,8 @@
 """One round of the controller brings the API server's objects to their wanted state.
 
-A round decides by what it read at its beginning, and each write names the version that it read. A
-round may end after any request: the next round, or another leader's first, continues.
+A round decides from the objects that it read at its beginning. Each write names the resource
+version that was read. A round may end after any request. The next round, or a new leader,
+continues.
 """
 
 import logging
@@ -31,8 +32,8 @@ from kube.client import ClusterApi
 from kube.informer import Polled
 from kube.resources import ApiError
 
-USED_EVERY = 10.0  # seconds between two writes of how many addresses are used
-COUNTS_EVERY = 2.0  # seconds between two writes of which blocks are leased
+USED_EVERY = 10.0  # seconds between two writes of the count of used addresses
+COUNTS_EVERY = 2.0  # seconds between two writes of the map of leased blocks
 
 _log = logging.getLogger(__name__)
 
@@ -50,31 +51,31 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     pools: tuple[AddressPool, ...] = ()
     states: Mapping[str, int] = {}  # blocks by their state
-    standings: Mapping[str, int] = {}  # blocks by how their holders stand
-    contradictions: int = 0  # what fsck --cluster would report
-    over_limit: int = 0  # nodes that hold more blocks of a pool than it allows
-    unusable: int = 0  # definitions, and pools of other plugins, that get no pool
+    standings: Mapping[str, int] = {}  # blocks by the standing of their holders
+    contradictions: int = 0  # contradictions that fsck --cluster reports
+    over_limit: int = 0  # nodes that lease more blocks of a pool than the pool allows
+    unusable: int = 0  # definitions, and pools of other plugins, that get no AddressPool
 
 
 class OtherPools(Protocol):
-    """Makes AddressPools from the pools of another IPAM plugin. `kept_out` has the addresses that
-    no pod gets, by AddressPool."""
+    """Makes AddressPools from the pools of another IPAM plugin. `kept_out` has, by the name of
+    the AddressPool, the addresses that no pod gets."""
 
     kept_out: dict[str, Sequence[Interval]]
 
     def keep(self, pools: dict[str, AddressPool], reports: Reports, steps: Steps) -> int:
-        """Bring the AddressPools up to date, on the API server and in `pools`; returns how many
-        pools of the other plugin get none."""
+        """Bring the AddressPools up to date, on the API server and in `pools`. Returns how many
+        pools of the other plugin get no AddressPool."""
 
     def close(self) -> object:
         """Stop following the pools."""
 
 
 class Rounds:
-    """The memory of one leader between rounds. A new leader begins with nothing.
+    """The memory of one leader between rounds. A new leader makes new `Rounds`.
 
-    `clock` is monotonic, `wall` gives times for people. `reclaim` is made for this leader; the
-    counts in it are kept for the next leader.
+    `clock` is monotonic, `wall` gives the times in statuses. `reclaim` is made for this leader, but
+    its counts continue from the leader before.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Rounds:
         self._written: dict[str, float] = {}  # times, by the pool's uid
 
     def round(self, world: World) -> Seen:
-        """Do everything once. Failed steps are left for the next round: see `steps`."""
+        """Do each step once. The next round repeats failed steps: see `steps`."""
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, world.blocks, self.steps)
         blocks = decisive(world.blocks, pools)
@@ -148,7 +149,7 @@ class Rounds:
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
         planned = plans(pools.values(), index, nodes)
         if any(_decides(plan, pools[name]) for name, plan in planned.items()):
-            # A watch may be late: read again before a decision, first the pools.
+            # A watch may be late: read again before a decision, the pools before the blocks.
             try:
                 listed = self._api.list(AddressPool)
                 kept = {each.metadata.name for each in listed.unreadable}
@@ -203,8 +204,8 @@ class Rounds:
             over += 1
             self._reports.resource(
                 "TooManyBlocks",
-                f"{node} holds {count} blocks, spec.maxBlocksPerNode is {limit}: see whether its "
-                "agent is well, and whether its token is used elsewhere",
+                f"{node} holds {count} blocks, but spec.maxBlocksPerNode is {limit}: check that "
+                "its agent is well, and that no other machine uses its token",
                 pool,
                 once=node,
             )
@@ -218,7 +219,7 @@ def _decides(plan: Plan, pool: AddressPool) -> bool:
 def _quarantined(
     blocks: Iterable[AddressBlock], standings: Mapping[str, Standing]
 ) -> frozenset[str]:
-    """The blocks that no node can use until their holder is back or proved dead."""
+    """The blocks that no other node can use until their holder is back or proved dead."""
     return frozenset(
         block.metadata.name
         for block in blocks

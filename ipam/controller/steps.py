@@ -7,13 +7,14 @@ from typing import TypeVar
 
 from kube.resources import ApiError, Conflict, NotFound, NotLeading, Refused
 
-MOST_FAILURES = 3  # of one kind of steps in a round: each may take long
+MOST_FAILURES = 3  # of one kind of step in a round, because a failure may take long
 T = TypeVar("T")
 
 
 @contextmanager
 def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
-    """Change one object. If it changed meanwhile or is refused, the next round tries again."""
+    """Change one object. If the object changed meanwhile or the API server refuses, log that: the
+    next round tries again."""
     try:
         yield
     except (Conflict, NotFound, Refused) as error:
@@ -21,7 +22,7 @@ def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
 
 
 class Steps:
-    """Does steps and remembers failures. `progress` is called before each."""
+    """Does steps and counts their failures. Calls `progress` before each step."""
 
     def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
         self.progress = progress
@@ -38,7 +39,7 @@ class Steps:
 
     def each(self, kind: str, named: Iterable[tuple[str, T]], step: Callable[[T], object]) -> None:
         """Do `step` for each item, names with the fewest failures first. After MOST_FAILURES, the
-        rest waits for the next round. Raises NotLeading."""
+        remaining items wait for the next round. Raises NotLeading."""
         items = tuple(named)
         counts = self._failures.get(kind, {})
         counts = self._failures[kind] = {name: counts.get(name, 0) for name, _ in items}

@@ -7,7 +7,7 @@ from kube.client import ClusterApi
 from kube.resources import NetworkDefinition, Resource, ServerMeta, Unreadable
 
 MOST_EVENTS = 1000  # remembered events, and the most events in EVENTS_IN
-MOST_OF_NAMESPACE = 100  # the same for one namespace: its tenants cannot silence other events
+MOST_OF_NAMESPACE = 100  # the same for a namespace: its tenants cannot suppress other events
 EVENTS_IN = 3600.0  # seconds
 
 _log = logging.getLogger(__name__)
@@ -21,13 +21,14 @@ class Reports:
 
     def definition(self, definition: ServerMeta, why: str) -> None:
         """Report a NetworkAttachmentDefinition without a pool."""
-        message = f"it gets no AddressPool: {why}"
+        message = f"this definition gets no AddressPool: {why}"
         self._report(
             "NoAddressPool", message, NetworkDefinition.API, NetworkDefinition.KIND, definition
         )
 
     def resource(self, reason: str, message: str, found: Resource, *, once: str = "") -> None:
-        """Report a warning about any object, once for each `once`, or for each message."""
+        """Report a warning about any object: once for each value of `once`, or for each message if
+        `once` is ""."""
         self._report(reason, message, found.API, found.KIND, found.metadata, once)
 
     def unreadable(self, found: Unreadable) -> None:

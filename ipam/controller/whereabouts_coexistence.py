@@ -1,13 +1,13 @@
-"""Decides which addresses of AddressPools nodes may use next to whereabouts.
+"""Decides which addresses of AddressPools our nodes may use beside whereabouts.
 
-`Read`: whereabouts hands out no more. No node hands out an address that an IPPool has for a pod.
-Entries of ended pods do not count.
+`Read`: whereabouts reserves no further address. Our nodes use no address that an IPPool lists for
+a pod. Entries of ended pods do not count.
 
-`Coexist`: whereabouts still hands out on other nodes. Nodes lease only offered addresses. An
-address is offered only when each IPPool that whereabouts may use has an entry for it, or one has a
-pod's entry: then the address is `held`. Our entries are placeholders. Each is added by a patch that
-fails if an entry exists. Offered addresses stay offered until `Coexist` ends: a node may use what
-it read long before.
+`Coexist`: whereabouts still reserves addresses on other nodes. Our nodes lease only offered
+addresses. Before an address is offered, each IPPool that whereabouts may use gets a placeholder, an
+entry for the address. If an IPPool lists the address for a pod, the address is `held`, and gets no
+placeholder. A patch that adds a placeholder fails if an entry exists. Offered addresses stay
+offered until `Coexist` ends, because a node may use a status that it read long before.
 """
 
 import random
@@ -52,23 +52,24 @@ Mode = Literal["None", "Read", "Coexist"]
 """The mode for whereabouts' objects."""
 
 READ_OFFSETS = 1 << 63
-"""whereabouts reads offsets as signed numbers, and drops larger ones."""
+"""whereabouts reads offsets as signed 64-bit numbers, and drops this offset and larger offsets."""
 
-LOOK_EVERY = 15.0  # seconds between two looks at the objects
+LOOK_EVERY = 15.0  # seconds between two reads of the objects
 LOOK_SOON = 1.0  # the same, while a pool offers too few blocks
 PODS_EVERY = 120.0  # seconds between two looks for pods that have ended
-SPARE = 2  # blocks that are offered and not leased, and one more for every
-NODES_PER_SPARE = 4
-_MOST_AT_ONCE = 2000  # entries of a patch: it may have 10,000 operations, up to 4 for each entry
-_MOST_LOOKED_AT = 65_536  # blocks of a pool that are searched for free ones
+SPARE = 2  # blocks that are offered but not leased
+NODES_PER_SPARE = 4  # nodes for each further block that is offered but not leased
+_MOST_AT_ONCE = 2000  # entries of a patch, which may have 10,000 operations, up to 4 for each entry
+_MOST_LOOKED_AT = 65_536  # blocks of a pool that a search for free blocks reads
 _ATTEMPTS = 5
 _PAUSE = 0.05  # seconds
 
 
 class PoolShare(msgspec.Struct, frozen=True):
-    """The part of an AddressPool that nodes may use. Pods of whereabouts have `held`. Blocks are
-    leased within `offered`, or anywhere if it is `None`. `conflicts` are addresses that both gave
-    to a pod, a sentence each. `problem` is the reason if no block may be leased, else "".
+    """The part of an AddressPool that nodes may use. Pods of whereabouts have the addresses in
+    `held`. Nodes lease blocks within `offered`; `None` means everywhere. `conflicts` has a sentence
+    for each address that whereabouts and we both gave to a pod. `problem` is the reason why no
+    block may be leased, or "".
     """
 
     held: tuple[Interval, ...] = ()
@@ -78,7 +79,7 @@ class PoolShare(msgspec.Struct, frozen=True):
 
 
 class Unshareable(Exception):
-    """whereabouts would not see a placeholder in these objects. The text says why."""
+    """whereabouts would ignore placeholders in these objects. The text has the reason."""
 
 
 class Sharing:
@@ -97,8 +98,8 @@ class Sharing:
     def look(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
     ) -> Mapping[str, PoolShare]:
-        """The share of each pool, by its name. Failed work is left for the next round. A pool that
-        was not looked at offers nothing."""
+        """The share of each pool, by its name. The next round repeats failed work. A new pool
+        offers nothing before its first look."""
         shares = dict.fromkeys(pools, PoolShare())
         if self._mode == "None":
             return shares
@@ -127,7 +128,7 @@ class Sharing:
         return self._mode == "Read" or block_layout.of_pool(pool) is not None
 
     def _former(self, pool: AddressPool) -> PoolShare:
-        """An earlier leader's share, from the status. A new pool offers nothing."""
+        """The share that an earlier leader wrote into the status. A new pool offers nothing."""
         is_open = self._mode == "Read" and pool.status.block_size and pool.status.offered is None
         try:
             held = merged(map(parse_interval, pool.status.held))
@@ -191,7 +192,7 @@ class Sharing:
             self._patch(ippool, removals(ippool))
 
     def _patch(self, ippool: IPPool, changes: Iterable[Sequence[Operation]]) -> None:
-        """Change many entries in each request."""
+        """Send the changes, of many entries in each request."""
         changes = iter(changes)
         while some := list(islice(changes, _MOST_AT_ONCE)):
             self._api.patch(ippool, list(chain.from_iterable(some)))
@@ -223,12 +224,12 @@ class Sharing:
     ) -> dict[str, PoolShare]:
         """The shares of the pools of one space. Adds placeholders for more blocks."""
         slices = self._listed(NodeSlicePool)
-        for name, pool in group.items():
+        for pool in group.values():
             if cut := slicing(pool, slices):
                 raise Unshareable(
-                    f"NodeSlicePool {cut} gives parts of {pool.spec.range} to nodes of "
-                    "whereabouts: move all nodes of the network at once, with ipam.whereabouts: "
-                    f"Read, or delete the NodeSlicePool when none of them uses AddressPool {name}"
+                    f"NodeSlicePool {cut} splits {pool.spec.range} among the nodes of "
+                    "whereabouts: move all nodes of the network at once (ipam.whereabouts: "
+                    "Read), or delete the NodeSlicePool when none of them uses this range"
                 )
         names = _network_names(pools)
         for attempt in range(_ATTEMPTS):
@@ -256,15 +257,15 @@ class Sharing:
     def _complete(self, group: Mapping[str, AddressPool]) -> Sequence[IPPool]:
         """Returns all IPPools.
 
-        First makes a missing IPPool for the range of each pool, before whereabouts makes it.
+        Makes the IPPool for the range of a pool if it is missing, before whereabouts makes it.
         """
         listed = list(self._listed(IPPool))
         namespaces = {each.metadata.namespace for each in listed} or {NAMESPACE}
         if len(namespaces) > 1:
             raise Unshareable(
-                f"there are IPPools in the namespaces {' and '.join(sorted(namespaces))}: "
-                "whereabouts uses one of them (that of its kubeconfig's context): delete the "
-                "IPPools in the other namespaces, once no pod has an entry"
+                f"there are IPPools in the namespaces {' and '.join(sorted(namespaces))}, but "
+                "whereabouts uses only the namespace of its kubeconfig's context: delete the "
+                "IPPools in other namespaces, once they have no entry of a pod"
             )
         (namespace,) = namespaces
         for pool in group.values():
@@ -280,8 +281,8 @@ class Sharing:
                 listed.append(found)
             if found.spec.range != pool.spec.range:
                 raise Unshareable(
-                    f"IPPool {name} has the spec.range {found.spec.range!r}, and not "
-                    f"{pool.spec.range}: correct it"
+                    f"IPPool {name} has spec.range {found.spec.range!r}, but its name is for "
+                    f"{pool.spec.range}: correct spec.range"
                 )
         return listed
 
@@ -312,7 +313,7 @@ class Sharing:
 def _missing_blocks(
     pool: AddressPool, offered: Iterable[Interval], index: BlockIndex, nodes: int
 ) -> int:
-    """How many more blocks of a pool must be offered, next to the leased ones."""
+    """How many more blocks of a pool must be offered, so that enough of them are not leased."""
     blocks = _blocks(pool)
     leased = {blocks.index(each.interval.first) for each in _leased(pool, index)}
     runs = (range(blocks.index(each.first), blocks.index(each.last) + 1) for each in offered)
@@ -323,8 +324,8 @@ def _missing_blocks(
 def _free_blocks(
     pool: AddressPool, offered: Sequence[Interval], held: Collection[int], most: int
 ) -> list[Interval]:
-    """Blocks that may be offered, from the top, since whereabouts fills a range from the bottom.
-    Blocks of which whereabouts gave out nothing come first."""
+    """Blocks that may be offered, highest first, because whereabouts fills a range from its lowest
+    address. Blocks without an address of whereabouts' pods come before the other blocks."""
     blocks = _blocks(pool)
     excluded = holes_of(pool.spec, blocks.range)
     top = blocks.index(min(blocks.range.last, blocks.range.address + READ_OFFSETS - 1))
@@ -358,11 +359,11 @@ def _share(
     index: BlockIndex,
     offered: tuple[Interval, ...] | None,
 ) -> PoolShare:
-    """The share of a pool, with the addresses that both whereabouts and we gave to pods."""
+    """The share of a pool. Also finds addresses that whereabouts and we both gave to a pod."""
     held = {each.address: each.allocation.podref for each in given}
     conflicts = [
-        f"{text(address)} is of pod {held[address]} by whereabouts, and of pod {pod} on node "
-        f"{placed.block.spec.holder.node}: delete one of them"
+        f"whereabouts gave {text(address)} to pod {held[address]}, and node "
+        f"{placed.block.spec.holder.node} gave it to pod {pod}: delete one of these pods"
         for placed in _leased(pool, index)
         for offset, pod in placed.block.status.holders.items()
         if offset.isdigit() and (address := placed.interval.first + int(offset)) in held

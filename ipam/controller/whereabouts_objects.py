@@ -18,19 +18,19 @@ NAMESPACE = "kube-system"
 """The default namespace of whereabouts' objects."""
 
 PLACEHOLDER = "podfabric/"
-"""The start of a placeholder's id. Its `podref` is "": whereabouts' plugin, reconciler and control
-loop all ignore such an entry."""
+"""The start of a placeholder's id. A placeholder has `podref` "": whereabouts' plugin, reconciler
+and control loop all ignore the entry."""
 
 _MOST_OFFSET = 20  # digits of an offset in 64 bits
 _PLACEHOLDER = {"id": f"{PLACEHOLDER}block", "podref": ""}
 _STATUS = "k8s.v1.cni.cncf.io/network-status"
 
 Operation = Mapping[str, object]
-"""Of a JSON patch."""
+"""An operation of a JSON patch."""
 
 
 class IPAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of an IPPool. `id` is the container's, `podref` is "namespace/pod"."""
+    """An entry of an IPPool. `id` is the container id, `podref` is "namespace/pod"."""
 
     id: str = ""
     podref: str = ""
@@ -94,7 +94,7 @@ class PoolEntry(NamedTuple):
 
 
 def entries(pool: IPPool) -> Iterator[PoolEntry]:
-    """The pool's readable entries, as in whereabouts. Empty if its range is unreadable."""
+    """The pool's entries that whereabouts can read. Empty if the pool's range is unreadable."""
     try:
         base, network = parse_interface(pool.spec.range)
     except ValueError:
@@ -109,7 +109,7 @@ def entries(pool: IPPool) -> Iterator[PoolEntry]:
 def placeholders(
     pool: IPPool, offered: Iterable[Interval], held: Collection[int]
 ) -> Iterator[Sequence[Operation]]:
-    """The patches that add missing placeholders. Each fails if an entry exists."""
+    """The patches that add missing placeholders. A patch fails if its entry exists."""
     base, network = parse_interface(pool.spec.range)
     known = {each.address for each in entries(pool)}
     for each in offered:
@@ -134,7 +134,7 @@ def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
 
 
 def may_be_theirs(pool: AddressPool) -> bool:
-    """Whether whereabouts may have an IPPool of the range: its name cannot have a "/"."""
+    """Whether whereabouts may have an IPPool of the range. An IPPool's name has no "/"."""
     return "/" not in pool.spec.network_name
 
 
@@ -149,9 +149,9 @@ def pools_of(
 ) -> list[IPPool]:
     """The IPPools with addresses of an AddressPool. `network_names` are those of all pools.
 
-    An IPPool is named "[<network name>-][<node>-]<range>". A node's name looks like the end of a
-    network name. So an IPPool with a longer name counts as a slice, unless an AddressPool has that
-    network name.
+    An IPPool is named "[<network name>-][<node>-]<range>". A node's name may look like the end of a
+    network name. So an IPPool with a longer name counts as the slice of a node, unless an
+    AddressPool has this longer network name.
     """
     own, network = pool.spec.network_name, parse_interface(pool.spec.range)[1]
     known, found = set(network_names), []
@@ -172,8 +172,8 @@ def pools_of(
 
 
 def slicing(pool: AddressPool, slices: Iterable[NodeSlicePool]) -> str:
-    """The name of a NodeSlicePool that cuts the range of an AddressPool, or "". It is named after
-    the network name, or without one after something that no AddressPool has."""
+    """The name of a NodeSlicePool that splits the range of an AddressPool, or "". whereabouts names
+    it after the network name. Without a network name, the NodeSlicePool may have any name."""
     network = parse_interface(pool.spec.range)[1]
     for each in slices:
         cut = _network(each.spec.range)
@@ -199,7 +199,8 @@ def _normalised(range_: str) -> str:
 
 
 def has_address(pod: AnnotatedPod | None, address: int) -> bool:
-    """Whether the pod may have the address: True unless its networks' state excludes that."""
+    """Whether the pod may have the address. False without a pod, or if the state of its networks
+    does not list the address."""
     if pod is None:
         return False
     written = pod.metadata.annotations.get(_STATUS, "")

@@ -1,7 +1,7 @@
-"""Addresses that are unique in a whole cluster: blocks of them, leased to nodes by the API server.
+"""Addresses that are unique in a whole cluster: nodes lease blocks of addresses at the API server.
 
-`objects` are what the API server keeps, `block_layout` has their names. `lessee` works in one
-thread: `claims` leases a block, `confirmation` confirms, `upkeep` gives idle blocks back.
-`leased_store` gives addresses out of the blocks, and `sticky` keeps them for pods by name.
-docs/developers/protocol.md has the steps, and what follows from a crash at any point.
+`objects` describes the objects on the API server, and `block_layout` their names. `lessee` works in
+one thread: `claims` leases blocks, `confirmation` confirms leases, `upkeep` returns idle blocks.
+`leased_store` reserves addresses of the blocks, and `sticky` keeps addresses for pods by name.
+docs/developers/protocol.md describes the steps, and the effect of a crash at each point.
 """

@@ -1,8 +1,8 @@
-"""How a pool is cut into blocks, the names of pools and blocks, and the map of leased blocks.
+"""The division of a pool into blocks, the names of pools and blocks, and the map of leased blocks.
 
 Block 0 begins at the first address of the range. A block's name is the lock on its addresses: two
-claims of equal addresses must collide. So a name is made of the space and the canonical text of the
-first address, and nothing else.
+claims of equal addresses must collide. So a name consists only of the space, the canonical text of
+the first address, and the prefix length.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _HASH = 10
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """A range cut into blocks. `block_size` is a power of two, at most the range's size."""
+    """A range divided into blocks. `block_size` is a power of two, at most the range's size."""
 
     range: Network
     block_size: int
@@ -35,7 +35,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> int:
-        """The prefix length of a block, as the range's family writes it."""
+        """The prefix length of a block in text: of 32 bits for IPv4, of 128 bits for IPv6."""
         length = 128 - (self.block_size.bit_length() - 1)
         return length - (self.range.prefix - self.range.family_prefix)
 
@@ -44,7 +44,7 @@ class Geometry(msgspec.Struct, frozen=True):
         return Interval(first, first + self.block_size - 1)
 
     def written(self, index: int) -> str:
-        """The range of a block, as its object has it."""
+        """The text of `spec.range` of a block's object."""
         return f"{text(self.block(index).first)}/{self.prefix}"
 
     def index(self, address: int) -> int:
@@ -55,14 +55,14 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 def of_pool(pool: AddressPool) -> Geometry | None:
-    """The geometry from a pool's status; `None` if nothing is decided yet."""
+    """The geometry from a pool's status; `None` if no block size is decided yet."""
     if not pool.status.block_size:
         return None
     return Geometry(parse_interface(pool.spec.range)[1], pool.status.block_size)
 
 
 def interval(block: AddressBlock) -> Interval:
-    """The addresses of a block. ValueError for a range that is not a network."""
+    """The addresses of a block. Raises ValueError if its range is not a network."""
     return _interval(block.spec.range)
 
 
@@ -75,10 +75,11 @@ def _interval(range_: str) -> Interval:
 
 
 def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
-    """The reason if the block must be ignored, else "". Any node may write a block.
+    """The reason why a block must be ignored, or "". Any node may write a block.
 
-    So a block counts only if its name, space, size and place are those of its pool: then the name
-    is the lock on exactly these addresses. A pool without a decided space or size allows any.
+    So a block is valid only if its name, space, size and range match its pool. Then the name is the
+    lock on exactly the block's addresses. A pool that is undecided matches any
+    space or size.
     """
     spec, decided = block.spec, pool.status
     try:
@@ -93,7 +94,7 @@ def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
     if decided.space and block.space != decided.space:
         return f"the pool's space is {decided.space}"
     if decided.block_size and size != decided.block_size:
-        return f"it has {size} addresses, a block has {decided.block_size}"
+        return f"it has {size} addresses, a block of the pool has {decided.block_size}"
     if first not in range_ or last not in range_:
         return f"it is not in the pool's range {pool.spec.range}"
     return ""
@@ -105,7 +106,7 @@ def _network(range_: str) -> Network:
 
 
 def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
-    """The addresses that the pool never hands out. Unreadable excludes do not count."""
+    """The addresses of the range that no pod gets. Skips unreadable entries of `spec.exclude`."""
     try:
         first, last = of_network(range_)
     except ValueError:  # a /31 or /32, for use_all_addresses only
@@ -135,7 +136,7 @@ def free_map(leased: Iterable[int], total: int) -> str:
 
 
 def read_map(written: str, total: int) -> bytes:
-    """The bitmap of a free map. ValueError if it is not one of `total` blocks."""
+    """The bitmap of a free map. Raises ValueError if the map is not of `total` blocks."""
     bits = b64decode(written, validate=True)
     if len(bits) != (total + 7) // 8:
         raise ValueError(
@@ -145,12 +146,12 @@ def read_map(written: str, total: int) -> bytes:
 
 
 def is_leased(bits: bytes, index: int) -> bool:
-    """Whether the bitmap shows a block as leased. Blocks beyond its end are not."""
+    """Whether the bitmap shows a block as leased. False for a block beyond its end."""
     return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
 
 
 def pool_name(network_name: str, range_: str, *, shared: bool = True) -> str:
-    """The AddressPool of a canonical range: "blue-10.64.0.0-16", as whereabouts names its pools."""
+    """The name of the AddressPool of a canonical range. Like whereabouts: "blue-10.64.0.0-16"."""
     address, _, prefix = range_.partition("/")
     body = f"{_part(address)}-{prefix}"
     name = f"{_label(network_name)}-{body}" if network_name else body
@@ -166,7 +167,7 @@ def space_name(network_name: str, range_: str, *, shared: bool = True) -> str:
 
 
 def block_name(space: str, first: int, prefix: int) -> str:
-    """The AddressBlock: "blue.10.64.3.64-27"; IPv6 with "-" for ":"."""
+    """The name of an AddressBlock, such as "blue.10.64.3.64-27"; "-" replaces the ":" of IPv6."""
     return f"{space}.{_part(text(first))}-{prefix}"
 
 

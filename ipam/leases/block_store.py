@@ -27,7 +27,7 @@ class Surveyed(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The blocks of the store at one moment; `seq` counts its transactions."""
+    """The blocks of the store at one moment. `seq` is the number of the last transaction."""
 
     seq: int
     blocks: tuple[Surveyed, ...]
@@ -72,8 +72,8 @@ class BlockStore:
     def identify(self, machine: str) -> Instance:
         """The store's identity as a lessee on that machine.
 
-        A store that was copied from another machine gets a new identity. The blocks belong to the
-        other machine. This store forgets them, or marks them as lost if they have reservations.
+        A store that was copied from another machine gets a new identity, because the other machine
+        holds the blocks. A row with reservations becomes `lost`. Other rows are deleted.
         """
         with self._files.transaction() as tables:
             known = tables.instance()
@@ -125,9 +125,9 @@ class BlockStore:
             return None if others else blocks
 
     def begin_return(self, name: str, uid: str) -> bool:
-        """Stop handing out addresses of a block.
+        """Mark a row as `returning`, so that no pod gets an address of the block.
 
-        Returns False if pods hold some of its addresses.
+        Returns False, without a change, if a pod holds an address of the block.
         """
         with self._files.transaction() as tables:
             block = tables.block(name)
@@ -142,14 +142,14 @@ class BlockStore:
             return True
 
     def forget(self, name: str, uid: str) -> None:
-        """Remove the row of an ended lease if no address of it is held."""
+        """Delete the row of an ended lease, unless a pod holds an address of the block."""
         with self._gone(name, uid) as (tables, block):
             if block is not None and not _used(tables, block):
                 with self._changing(tables):
                     tables.drop_block(name)
 
     def lose(self, name: str, uid: str) -> Mapping[int, Reservation]:
-        """Stop handing out addresses of a block that another node has.
+        """Mark the row of a block that another node has as `lost`, or delete it if it is unused.
 
         Returns the block's reservations.
         """
@@ -164,7 +164,7 @@ class BlockStore:
         """Change the tables, unless another process took over."""
         if self._is_closed:
             raise CNIError(
-                Code.TRY_AGAIN, "another agent leases for this node: nothing was changed"
+                Code.TRY_AGAIN, "another agent leases blocks for this node: nothing was changed"
             )
         with tables.change():
             yield
@@ -194,7 +194,7 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """How many addresses are held, by the runs.
+    """How many addresses of a block are reserved.
 
     In a sticky block only addresses of this boot count, because its pod may be on another node now.
     """

@@ -1,4 +1,4 @@
-"""Explains to the caller why a claim failed: a taken address, or a pool without a free one."""
+"""The errors of a failed claim: a taken address, or a pool without a free address."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def none_left(
         raise CNIError(
             Code.NO_FREE_ADDRESS,
             f"{want.range} and AddressPool {pool.metadata.name} exclude every address: nothing "
-            "was reserved; exclude less, or widen the range",
+            "was reserved; exclude fewer addresses, or widen the range",
         )
     used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
     size = "1 address" if blocks.block_size == 1 else f"{blocks.block_size} addresses"
@@ -44,28 +44,28 @@ def none_left(
     theirs = f", and pods of whereabouts have {held} addresses" if held else ""
     return CNIError(
         Code.NO_FREE_ADDRESS,
-        f"AddressPool {pool.metadata.name} has no free address for this node: {used} of "
-        f"{capacity} were used when nodes last reported, and all {blocks.total} blocks of {size} "
-        f"that {want.range} may use are leased (IPv{family(want.range.first)})"
-        f"{theirs}{_most_free(holder, others)}: nothing was reserved; delete "
-        "pods that no longer need one, or widen the range",
+        f"AddressPool {pool.metadata.name} has no free address for this node: nodes "
+        f"lease every block of {want.range} (IPv{family(want.range.first)}; the pool has "
+        f"{blocks.total} blocks of {size}); at the last reports, pods had {used} of {capacity} "
+        f"addresses{theirs}{_most_free(holder, others)}: nothing was reserved; delete "
+        "pods that need no address any more, or widen the range",
     )
 
 
 def _most_free(holder: Holder, others: Sequence[AddressBlock]) -> str:
-    """The nodes with the most free addresses, as they last published it."""
+    """The nodes with the most free addresses, by the statuses of their blocks."""
     free = Counter[str]()
     for block in others:
         if block.spec.holder.instance != holder.instance and block.status.free:
             free[block.spec.holder.node] += block.status.free
     listed = ", ".join(f"{node} ({count})" for node, count in free.most_common(_MOST_NAMED))
-    return f", most of the free addresses by nodes {listed}" if listed else ""
+    return f"; the nodes with the most free addresses are {listed}" if listed else ""
 
 
 def _taken(
     api: ClusterApi, holder: Holder, pool: AddressPool, blocks: Geometry, want: Want
 ) -> CNIError:
-    """Why an address is not available: its lessee, or its block."""
+    """The error for a fixed address that is not free. Names the node that leases the block."""
     address = want.range.first
     name = blocks.name(pool.status.space, blocks.index(address))
     with suppress(NotFound):
@@ -74,17 +74,17 @@ def _taken(
             return is_reserved(want)
         node = spec.holder.node
         if node != holder.node:
-            why = f"is in a block that node {node} has leased"
+            why = f"is in a block that node {node} leases"
             return _not_given(want, why, f"see AddressBlock {name}")
     return CNIError(
         Code.TRY_AGAIN,
         f"{want.range.where}: this node may not hand out {text(want.range.first)} now: its "
-        f"lease of AddressBlock {name} is not confirmed, or ends; try again",
+        f"lease of AddressBlock {name} is not confirmed, or is ending; try again",
     )
 
 
 def is_reserved(want: Want) -> AddressTaken:
-    """The address or its block is for a pod's name, which may be another tenant's."""
+    """The error for an address that is reserved for a pod's name, perhaps another tenant's."""
     return _not_given(
         want,
         "is in a block that is reserved for a pod by its name",
@@ -93,18 +93,19 @@ def is_reserved(want: Want) -> AddressTaken:
 
 
 def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
-    """The pool, or a pod of whereabouts, keeps the address from nodes."""
+    """The error for an address that the pool excludes or does not offer, or that a pod of
+    whereabouts has."""
     name = pool.metadata.name
     where = f"see spec.exclude, status.held and status.offered of AddressPool {name}"
     return _not_given(want, f"is kept out of AddressPool {name}", where)
 
 
 def is_answered(want: Want) -> AddressTaken:
-    """Another machine answers for the address, though no node has leased it."""
+    """The error for an address that another machine uses, although no other node leases it."""
     return AddressTaken(
         f"{want.range.where}: another machine on the link answers for address "
         f"{text(want.range.first)}: nothing was reserved; ask for another address",
-        "see docs/use/cluster-addresses.md, addresses that a lost machine may still use",
+        'see "Addresses that a lost machine may still use" in docs/use/cluster-addresses.md',
     )
 
 

@@ -16,15 +16,15 @@ PATIENCE = 10.0
 """Seconds that an ADD waits for a block: on a slow node, a claim takes some seconds."""
 
 POOL_PATIENCE = 15.0
-"""Seconds that an ADD first waits for a pool, whose definition may be as new as the pod. Both waits
-fit into a call: an agent ends it after 100 s, a kubelet after 120 s or more."""
+"""Seconds that an ADD first waits for a pool, because the definition may be as new as the pod. Both
+waits fit into a call: an agent ends a call after 100 s, a kubelet after 120 s or more."""
 
 PoolRange = tuple[str, Network]
-"""Domain and network of a range, which name its AddressPool."""
+"""Domain and network of a range. They determine the name of its AddressPool."""
 
 
 class PodInterface(NamedTuple):
-    """An interface of a pod by name, the same on every node."""
+    """The interface of a pod, by names that are the same on every node."""
 
     namespace: str
     pod: str
@@ -32,10 +32,10 @@ class PodInterface(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A range in which a node needs an address. If `fixed`, the range is exactly this one address.
+    """A range in which a node needs an address. If `fixed`, the range is exactly one address.
 
     If `sticky`, only the address that is reserved for this pod interface is allowed. `pool` is the
-    pool's range. It differs from the range itself for a fixed address only.
+    range of the AddressPool. It differs from `range` only for a fixed address.
     """
 
     range: Range
@@ -65,7 +65,7 @@ class LeasesNothing(CNIError):
 
 
 class NotReserved(CNIError):
-    """No AddressReservation is for the pod of a want. The pod gets any address of the pool."""
+    """No AddressReservation exists for the pod of a want. The pod gets any address of the pool."""
 
     def __init__(self, want: Want) -> None:
         super().__init__(Code.TRY_AGAIN, f"no address of {want.range} is reserved for the pod")
@@ -80,8 +80,8 @@ class Claims(Protocol):
         (`time.monotonic`).
 
         Raises CNIError 11 if a later try may succeed (PoolPending: soon; LeasesNothing: not in this
-        process), 110 if the pool has no address left, AddressTaken if the fixed address is taken,
-        NotReserved if no address is reserved for the pod's name.
+        process), and 110 if the pool has no address left. Raises AddressTaken if the fixed address
+        is taken, and NotReserved if no address is reserved for the pod's name.
         """
 
     def low(self, wants: Sequence[Want]) -> None:
@@ -91,37 +91,37 @@ class Claims(Protocol):
         """Report that a pod got no address, or an address without a probe."""
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """The reason if `claim` would probably fail. Makes no request."""
+        """The reason why `claim` would probably fail, or `None`. Makes no request."""
 
 
 def of_agent(claims: Claims | None) -> Claims:
     """The claims of this process. Raises LeasesNothing if this process is not the agent."""
     if claims is None:
         raise LeasesNothing(
-            "only podfabric's agent hands out addresses of the cluster: nothing was reserved; have "
+            "only podfabric's agent reserves addresses of the cluster: nothing was reserved; let "
             "the runtime start the launcher (`podfabric install`), and see that the agent of this "
-            'node runs; for addresses of this node alone set "ipam.scope" to node'
+            'node runs; or set "ipam.scope" to "node", for addresses that are unique on one node'
         )
     return claims
 
 
 RECENT = 30.0  # seconds
-MOST_KNOWN = 256  # refusals: tenants may name any number of ranges and pools
+MOST_KNOWN = 256  # recorded failures, because tenants may name any number of ranges and pools
 _LOOK_AT_POOL = 0.4  # seconds between two reads of a pool that is not ready
 
 WantKey = tuple[str, object, object, bool, object]
 Lease = Callable[[Want, Callable[[], bool]], None]
-"""Leases a block for a want, unless the second argument says that it is too late. CNIError."""
+"""Leases a block for a want, unless the second argument returns True: too late. Raises CNIError."""
 
 
 def key_of(want: Want) -> WantKey:
-    """A key that is equal for two wants that one block fulfils."""
+    """A key that is equal for all wants that the same block satisfies."""
     return *want.pool, want.range.parts, want.fixed, want.sticky
 
 
 class Attempt:
-    """A claim, with the time (`time.monotonic`) until which each ADD waits for it. `error` is set
-    if the claim is `over` and failed."""
+    """A claim. `until` has the time (`time.monotonic`) until which each ADD waits for the claim.
+    When the claim is `over`, `error` is its failure, if any."""
 
     def __init__(self, want: Want) -> None:
         self.want = want
@@ -134,7 +134,7 @@ class Attempt:
 
 
 class Attempts:
-    """The pending claims, for any thread, and why the last claims failed."""
+    """The pending claims, and the errors of the last failed claims. For any thread."""
 
     def __init__(self, lease: Lease, look_at_pool: float = _LOOK_AT_POOL) -> None:
         self.changed = threading.Condition()
@@ -147,7 +147,7 @@ class Attempts:
         return len(self._open)
 
     def add(self, want: Want, until: float) -> Attempt:
-        """The pending attempt at this want, or a new one."""
+        """The pending attempt for this want, or a new attempt."""
         with self.changed:
             attempt = self._open.get(key_of(want))
             if attempt is None:
@@ -176,9 +176,10 @@ class Attempts:
                 for_all = not attempt.want.fixed and attempt.want.sticky is None
                 if for_all or isinstance(error, PoolPending):
                     self._remember(pool, error)  # other wants of the pool would fail too
-            except BaseException as error:  # or the waiting ADDs would take it for a success
+            except BaseException as error:  # without an error, the waiting ADDs would see a success
                 attempt.error = CNIError(
-                    Code.TRY_AGAIN, f"no address could be leased: {error!r}: nothing was reserved"
+                    Code.TRY_AGAIN,
+                    f"the agent failed to lease a block ({error!r}): nothing was reserved",
                 )
                 raise
             else:
@@ -197,7 +198,7 @@ class Attempts:
             attempt.over.set()
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """The reason of the last failed claim for one of the wants, if it is recent."""
+        """The error text of the last failed claim for one of the wants, if the claim is recent."""
         told = (self._refusals.get(want.pool_name) for want in wants)
         since = time.monotonic() - RECENT
         texts = (each[1].message for each in told if each and each[0] > since)

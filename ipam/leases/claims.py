@@ -1,9 +1,9 @@
 """Claims a block: POSTs its AddressBlock, whose name is the lock on its addresses.
 
-If another node has the block, the answer is 409, and the next candidate is tried. After a lost
-answer the block is read: its nonce shows whether it is ours. The pool may have changed since it was
-read, so it is read again after the POST. A controller that changes a pool writes the change first,
-and looks for blocks then.
+If another node has the block, the API server answers 409, and this node tries the next candidate.
+After a lost answer, this node reads the block: the nonce shows whether the block is ours. After the
+POST, this node reads the pool again, because the pool may have changed. A controller that changes a
+pool first writes the change, and then looks for blocks.
 """
 
 import math
@@ -37,11 +37,11 @@ from ipam.store.block_rows import LeasedBlock
 from kube.client import ClusterApi
 from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Unavailable
 
-_LOSSES = 8  # claims that other nodes won, before the pool is read again
-_FEW_BLOCKS = 256  # blocks of a small pool, which are cheap to list
-_LOSSES_OF_FEW = 2  # the same for such a pool; then its blocks are listed
-_MOST_LISTED = 4096  # blocks of a pool that are listed if its map shows no free block
-_MOST_DRAWN = 32  # blocks of a pool without a map that are tried before it is read again
+_LOSSES = 8  # claims lost to other nodes, before the pool is read again
+_FEW_BLOCKS = 256  # most blocks of a small pool, which are cheap to list
+_LOSSES_OF_FEW = 2  # claims lost in a small pool, before its blocks are listed
+_MOST_LISTED = 4096  # most leased blocks of a pool that is listed if its map shows no free block
+_MOST_DRAWN = 32  # tried blocks of a pool without a map, before the pool is read again
 _ATTEMPTS = 3  # attempts of one POST whose answers are lost
 
 
@@ -50,7 +50,7 @@ class Late(Exception):
 
 
 class Claimant:
-    """Claims blocks for a holder. `conflicts` counts lost claims."""
+    """Claims blocks for a holder. `claims` counts leased blocks, `conflicts` lost claims."""
 
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, self._pools, self.holder, self._clock = leasing
@@ -60,9 +60,9 @@ class Claimant:
         self.conflicts = 0
 
     def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
-        """Lease a block with an address for the want; `None` if a block of this node has one now.
-        Raises Unusable, Late, ApiError. Raises CNIError 110 or AddressTaken if no block could help,
-        or other nodes have all such blocks."""
+        """Lease a block with an address for the want. Returns `None` if a block of this node has
+        such an address now. Raises Unusable, Late, ApiError. Raises CNIError 110 or AddressTaken if
+        no block has such an address, or if other nodes lease all such blocks."""
         pool = self._pools.recent(want.pool_name)
         tried: set[str] = set()
         listed = False
@@ -70,8 +70,8 @@ class Claimant:
             blocks = require_usable(pool)
             if pool.spec.range != str(want.pool[1]):
                 raise Unusable(
-                    f"AddressPool {pool.metadata.name} has the range {pool.spec.range}, and not "
-                    f'{want.pool[1]}: give the network another "network_name"'
+                    f"AddressPool {pool.metadata.name} has the range {pool.spec.range}, but the "
+                    f'network has {want.pool[1]}: give the network another "network_name"'
                 )
             mine = self._store.serve(pool.status.space, want.range.domain)
             if mine is None:
@@ -121,16 +121,16 @@ class Claimant:
         """The reason why no fitting block can be leased. Raises ApiError."""
         if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
             return NotReadyYet(
-                f"nodes have leased all blocks that AddressPool {pool.metadata.name} offers: "
-                "podfabric's controller takes more from whereabouts: see that it runs "
-                "(kubectl -n podfabric get deploy)"
+                f"nodes lease all blocks that AddressPool {pool.metadata.name} offers now, until "
+                "podfabric's controller offers more blocks beside whereabouts: see that the "
+                "controller runs (kubectl -n podfabric get deploy)"
             )
         return none_left(self._api, self.holder, pool, blocks, want, holes, others)
 
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
     ) -> AddressBlock | None:
-        """Take over the block for the pod's name. Returns `None` if this node has the block.
+        """Take over the block for the pod's name. Returns `None` if this node already has it.
 
         See `claim`.
         """
@@ -141,8 +141,8 @@ class Claimant:
         return used
 
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
-        """Whether a block with the fixed address was leased meanwhile, for another want. Raises
-        AddressTaken if the block keeps the address out or is for a pod's name."""
+        """Whether this node now leases a block with the fixed address, by the claim for another
+        want. Raises AddressTaken if that block excludes the address or is for a pod's name."""
         address, now = want.range.first, self._clock()
         for block in mine:
             if (
@@ -162,7 +162,7 @@ class Claimant:
     def _attempt(
         self, pool: AddressPool, blocks: Geometry, index: int, want: Want, sticky: StickySpec | None
     ) -> AddressBlock | None:
-        """POST one block; `None` if another node has it, or it has no fitting address."""
+        """POST one block. Returns `None` if another node has it, or it has no fitting address."""
         new = AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
@@ -214,8 +214,8 @@ class Claimant:
         holes: Sequence[Interval],
         mine: Collection[str],
     ) -> AddressBlock | None:
-        """Take over a drained block with a fitting address, which a lost machine may still use.
-        Nodes do so only if no other block is free. `mine` are this node's blocks."""
+        """Take over a drained block with a fitting address. A lost machine may still use the
+        address, so nodes do this only if no other block is free. `mine` are this node's blocks."""
         for found in others:
             if not is_let_go(found) or found.metadata.name in mine or found.spec.sticky.reservation:
                 continue
@@ -248,9 +248,9 @@ class Claimant:
         if most and count >= most:
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
-                f"this node has all {most} blocks of AddressPool {pool.metadata.name} that its "
-                "spec.maxBlocksPerNode allows, and no free address in them: nothing was "
-                "reserved; delete pods that no longer need one, or raise that number",
+                f"this node has all {most} blocks of AddressPool {pool.metadata.name} that "
+                "spec.maxBlocksPerNode allows, and no free address in these blocks: nothing was "
+                "reserved; delete pods that need no address any more, or raise that limit",
             )
 
 
@@ -267,7 +267,7 @@ def post(
             return api.create(new), at
         except AlreadyExists:
             if attempt == 0:
-                return None, at  # another node's block: no answer to us was lost
+                return None, at  # another node's block, because no answer to us was lost
         except Unavailable:
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -284,9 +284,9 @@ def post(
 class Candidates:
     """The order in which the node tries blocks of a pool; `instance` identifies its store.
 
-    Each node has its own order, so that nodes which claim at once try different blocks. Each node
-    first tries the index of its last leased block. So nodes that got different indexes in one pool
-    do not compete for the same block of the next pool.
+    The order differs from node to node, so that nodes that claim at once try different blocks. A
+    node first tries the index of its last leased block. So nodes that got different indexes in one
+    pool do not compete for the same block of the next pool.
     """
 
     def __init__(self, instance: str) -> None:
@@ -330,7 +330,7 @@ class Candidates:
             yield self._leased
 
     def _shuffled(self, indexes: list[int]) -> Iterator[int]:
-        """All indexes in a random order. Lazy, since a claim tries only a few."""
+        """Yields all indexes in a random order. Lazy, because a claim tries only a few indexes."""
         while indexes:
             at = self._random.randrange(len(indexes))
             indexes[at], indexes[-1] = indexes[-1], indexes[at]
@@ -349,5 +349,5 @@ class Candidates:
 
 
 def _length(stretch: range) -> int:
-    """How many blocks a stretch has. IPv6 has more than len() can return."""
+    """How many blocks a stretch has. A stretch of IPv6 may be too long for len()."""
     return max(0, stretch.stop - stretch.start)

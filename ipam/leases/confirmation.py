@@ -1,9 +1,9 @@
 """Confirms this node's leases by one consistent LIST of the blocks of its instance.
 
-A block is confirmed if its object exists, has our instance and uid, is not being reclaimed, names
-this boot, and if the Node object exists. If the two differ, the store decides about addresses of
-pods, and the API server about the holder of a block. The time of a confirmation is taken before its
-first request.
+A block is confirmed if the Node object exists, and if the block's object has our instance, our uid
+and this boot and is not `Reclaiming`. If the store and the API server differ, the store decides
+which addresses pods have, and the API server decides which node holds a block. The time of a
+confirmation is taken before its first request.
 """
 
 import logging
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Confirmed(NamedTuple):
-    """A confirmation's result: objects by name, and whether any block had to be claimed again."""
+    """Objects by name. `rolled_back` says whether a block had to be claimed again."""
 
     objects: Mapping[str, AddressBlock]
     rolled_back: bool
@@ -50,13 +50,13 @@ class Confirmation:
 
         Raises ApiError.
         """
-        rows = self._store.blocks()  # before the LIST: each of these was POSTed
+        rows = self._store.blocks()  # before the LIST, so the block of each row was POSTed
         # Blocks of an unreadable pool keep their limit.
         self._pools.read_all({row.pool for row in rows.values()})
         selector = {"spec.holder.instance": self._holder.instance}
         listed = self._api.list(AddressBlock, selector)
         for unreadable in listed.unreadable:
-            rows.pop(unreadable.metadata.name, None)  # it exists
+            rows.pop(unreadable.metadata.name, None)  # the object exists
         objects: dict[str, AddressBlock] = {}
         revisions: dict[tuple[str, str], Revision] = {}
         for found in listed.items:
@@ -97,8 +97,8 @@ class Confirmation:
                 limit = max_offline(pool)
                 out = holes(pool, found.spec, block_layout.interval(found))
             except Unusable:
-                limit = 0.0  # nothing is handed out
-        # In one boot, only an older copy of the store has fewer transactions than it published.
+                limit = 0.0  # no address is handed out
+        # A store with fewer transactions than it published in this boot is an older copy.
         lacks = found.spec.holder.boot == self._holder.boot and found.status.seq > self._store.seq()
         return self._confirmed(at, "unconfirmed" if lacks else state, limit, out)
 
@@ -109,7 +109,7 @@ class Confirmation:
         limit: float | None = None,
         holes: tuple[Interval, ...] | None = None,
     ) -> Revision:
-        """The row after a confirmation. An `unconfirmed` row stays so until the next boot."""
+        """The row after a confirmation. The state `unconfirmed` stays until the next boot."""
         boot = self._holder.boot
 
         def confirmed(row: LeasedBlock) -> LeasedBlock:
@@ -133,7 +133,7 @@ class Confirmation:
         """Write this node and boot into the object.
 
         Returns the object and the time, or `None` if the API server refuses the write. `row` is the
-        store's row. A new `nonce` changes the object in any case.
+        store's row. A new `nonce` changes the object even if nothing else differs.
         """
         spec = replace(
             found.spec,
@@ -155,8 +155,8 @@ class Confirmation:
             return None
 
     def _max_offline(self, found: AddressBlock, row: LeasedBlock | None) -> int:
-        """The seconds that the object must name. A longer limit is written before this node uses
-        it, a shorter one after."""
+        """The `maxOfflineSeconds` of the object. A longer limit is in the object before this node
+        uses it. A shorter limit is in the object only after this node uses it."""
         limits = [row.max_offline if row is not None else 0.0]
         pool = self._pools.known(found.spec.pool)
         if pool is not None:
@@ -172,11 +172,11 @@ class Confirmation:
         return self._api.update(replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
-        """Begin to use a block of our instance that the store lacks, or delete it.
+        """Begin to use a block of our instance that the store lacks, or delete the block.
 
-        A call that died claimed it, or the store is an older copy. Then pods of this boot may have
-        its addresses, and it stays unused. The object is changed first: a late DELETE of ours must
-        not find the version it expects.
+        Either a process claimed the block and died, or the store is an older copy. An older copy
+        may lack pods of this boot, so no pod gets an address of the block. The object is changed
+        first, so that a late DELETE of ours finds another version and fails.
         """
         same_boot = found.spec.holder.boot == self._holder.boot
         if found.spec.holder.node != self._holder.node:
@@ -201,7 +201,8 @@ class Confirmation:
         return ours
 
     def _is_missing(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
-        """Settle a row without a listed object. True if its block had to be claimed again."""
+        """Decide about a row without a listed object. Returns True if its block had to be claimed
+        again."""
         try:
             found = self._api.get(AddressBlock, row.name)
         except NotFound:
@@ -224,8 +225,8 @@ class Confirmation:
         return self._claim_again(row, objects, at)
 
     def _claim_again(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
-        """Claim a block again whose object is gone although pods hold its addresses: somebody
-        deleted it, or etcd was restored. The first node to claim it has it."""
+        """Claim a block again. Its object is gone although pods hold its addresses: somebody
+        deleted the object, or etcd was restored. The first node that claims the block gets it."""
         block = AddressBlock(
             metadata=Meta(name=row.name),
             spec=BlockSpec(
@@ -263,8 +264,8 @@ class Confirmation:
         addresses = ", ".join(text(address) for address in sorted(held)[:_MOST_NAMED]) or "none"
         message = (
             f"AddressBlock {block} no longer belongs to this node: {why}. Pods of node "
-            f"{self._holder.node} hold {addresses} of it: delete them, since others may get the "
-            "same ones"
+            f"{self._holder.node} hold its addresses {addresses}: delete these pods, because "
+            "other pods may get the same addresses"
         )
         _log.error("leases: %s", message)
         regarding = {"apiVersion": AddressBlock.API, "kind": AddressBlock.KIND, "name": block}
@@ -274,8 +275,8 @@ class Confirmation:
             self._events.of_pod("AddressConflict", message, pod)
 
     def adopt(self) -> None:
-        """Take over the blocks of a store that this machine lost before it booted. The next `run`
-        makes rows of them. Raises ApiError."""
+        """Take over the blocks of an earlier store, which this machine lost before this boot. The
+        next `run` adds their rows. Raises ApiError."""
         mine = self._holder
         if not (mine.machine_id and mine.system_uuid):
             return
@@ -285,5 +286,5 @@ class Confirmation:
 
 
 def prefix_of(row: LeasedBlock) -> int:
-    """The prefix length of a block, as its address family writes it."""
+    """The prefix length of a block in text: of 32 bits for IPv4, of 128 bits for IPv6."""
     return Network(row.first, 129 - row.size.bit_length()).family_prefix

@@ -1,4 +1,4 @@
-"""Runs work that may fail. Work is tried again later, and the log has each failure once."""
+"""Runs work that may fail. The caller tries again later. The log shows each failure once."""
 
 import logging
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class LoggedFailures:
         self._closed = False
 
     def close(self) -> None:
-        """Log no failure from now on: work fails because the process ends."""
+        """Log no failure from now on, because work fails when the process ends."""
         self._closed = True
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
@@ -42,5 +42,5 @@ class LoggedFailures:
         return True
 
     def why(self, what: str) -> str:
-        """The reason if this work failed last time, else ""."""
+        """The reason why this work failed last time, or ""."""
         return self._why.get(what, "")

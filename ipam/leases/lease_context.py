@@ -22,17 +22,18 @@ class Leasing(NamedTuple):
 
 def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Holder:
     """The holder of leases for the node `name` in `boot`. Raises ApiError, and Unusable without a
-    Node object. A store without an identity, or copied from another machine, gets a new one."""
+    complete Node object. A store without an identity, or a copy of another machine's store, gets a
+    new identity."""
     try:
         node = api.get(Node, name)
     except NotFound:
-        raise Unusable(f"there is no Node object {name}") from None
+        raise Unusable(f"there is no Node object {name}: see that the kubelet runs") from None
     ids = node.machine
     machine = f"{ids.machine_id} {ids.system_uuid} {node.name}"
     known = store.instance()
     if known and known.machine != machine and not (ids.machine_id or ids.system_uuid):
         # A new Node object: the kubelet has not written its status yet.
-        raise Unusable(f"Node object {node.name} has no machine id yet")
+        raise Unusable(f"Node object {node.name} has no machine id yet: see that the kubelet runs")
     return Holder(
         instance=store.identify(machine).id,
         node=node.name,
@@ -44,8 +45,8 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
 
 
 def same_machine_before(mine: Holder, other: Holder) -> bool:
-    """Whether `other` is this machine in an earlier boot, with a store that is lost since. Its
-    sandboxes died with that boot. Both ids must be equal, since clones share the first."""
+    """Whether `other` is this machine in an earlier boot, with a store that was lost. The pods of
+    `other` ended with that boot. Both ids must be equal, because clones share the machine id."""
     ids = (mine.machine_id, mine.system_uuid)
     is_dead = other.instance != mine.instance and other.boot != mine.boot
     return all(ids) and ids == (other.machine_id, other.system_uuid) and is_dead

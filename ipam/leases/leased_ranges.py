@@ -28,10 +28,11 @@ def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
 class LeasedView:
     """A request's sets, restricted to this node's blocks within a transaction.
 
-    After `narrowed`, `wants` are the sets without a free address here, and `low` those whose blocks
-    have less than a quarter free after this request. `is_passed_over`: the free addresses of the
-    blocks cannot be used on this link. A pod in `sticky` gets only addresses that are reserved for
-    its name, except from the pools in `unreserved`.
+    After `narrowed`, `wants` has the sets without a free address in these blocks. `low` has the
+    sets whose blocks have less than a quarter of their addresses free after this request.
+    `is_passed_over` says that the free addresses of the blocks cannot be used on this link. The pod
+    interface `sticky` gets only addresses that are reserved for its name, except from the pools in
+    `unreserved`.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class LeasedView:
 
     @property
     def why_unconfirmed(self) -> str:
-        """The reason if this node's blocks give no address to a new pod.
+        """The reason why no new pod gets an address of this node's blocks.
 
-        Returns "" if they do, or if the node has no blocks.
+        Returns "" if a new pod may get one, or if the node has no blocks.
         """
         block, now = self._unconfirmed, self._looked_at
         if block is None:
@@ -82,8 +83,8 @@ class LeasedView:
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
         """The sets within confirmed blocks, the fullest first.
 
-        Returns [] if a set has no address in a confirmed block. The clock is read here, so that no
-        wait for the store comes between it and the hand-out.
+        Returns [] if a set has no address in a confirmed block. The clock is read within
+        the transaction, so that no wait for the store lies between this check and the reservation.
         """
         now = self._clock()
         self.wants, self.low = [], []
@@ -92,7 +93,7 @@ class LeasedView:
         return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
-        """Want one more address of each set that is not fixed to one address.
+        """Put each set that is not fixed to one address into `wants`.
 
         Returns whether there is such a set.
         """
@@ -132,10 +133,10 @@ class LeasedView:
             free, size = sum(room[0] for room in rooms), sum(size_of(each.parts) for each in usable)
             if sticky is None and not range_set.fixed and 4 * (free - 1) < size:
                 self.low.append(want)
-            # The choice reports whether a fixed address is free.
+            # The choice of an address reports whether a fixed address is free.
             has_one = any(each.parts for each in usable) if range_set.fixed else free > 0
             if len(confirmed) < len(blocks) or not has_one:
-                # A new sandbox keeps its address, even if the block is full or not confirmed.
+                # A pod's new sandbox keeps the address, even if the block is full or not confirmed.
                 earlier = self._held_before(tables, range_, blocks)
                 if earlier.parts:
                     ranges.append(earlier)
@@ -146,7 +147,7 @@ class LeasedView:
         return RangeSet(tuple(ranges), range_set.fixed)
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
-        """The pool of a range. A fixed address may be written with another prefix."""
+        """The pool's range for a range, if any. A fixed address may have another prefix length."""
         key = (range_.domain, range_.network)
         if key in self._leased:
             return key
@@ -154,13 +155,13 @@ class LeasedView:
         return next((pool for pool in around if range_.first in pool[1]), None)
 
     def _is_attached(self, tables: Tables) -> bool:
-        """Whether the attachment holds addresses already, which is an error later."""
+        """Whether the attachment already holds addresses. A later step makes this an error."""
         held = tables.of_attachment(self.owner.attachment) if self.owner else []
         return any(each.boot == self._boot for each in held)
 
     def _held_before(self, tables: Tables, range_: Range, blocks: Sequence[LeasedBlock]) -> Range:
-        """The range restricted to the pod's addresses of this boot, without lost blocks. Another
-        node may have leased the addresses of an earlier boot since."""
+        """The range, restricted to addresses that the pod has in this boot and that are in no lost
+        block. Another node may have leased the addresses of an earlier boot."""
         ours = [block.interval for block in blocks if block.state != "lost"]
         addresses = (
             parse(each.address)

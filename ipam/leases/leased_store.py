@@ -1,7 +1,7 @@
 """The store of a node that leases its addresses from the cluster.
 
-An ADD that finds an address in this node's blocks makes no call to the API server, and no other
-verb ever does. An ADD that finds none waits for the lessee (`Claims`) to lease a block.
+An ADD makes no call to the API server if this node's blocks have a free address. Otherwise the ADD
+waits until the lessee (`Claims`) leases a block. No other verb calls the API server.
 """
 
 import time
@@ -30,17 +30,16 @@ from ipam.store.store_files import StoreFiles
 
 _AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two reads of a pool
-_MOST_WAITS = 32  # successful waits for blocks, before a late ADD gives up
+_MOST_WAITS = 32  # successful waits for blocks before a late ADD fails
 _MOST_USELESS = 3  # blocks that are leased for an ADD although the last one did not help
 
 
 class ClusterStore(SqliteStore):
-    """`SqliteStore` within this node's leases.
+    """A `SqliteStore` that reserves addresses of pools only in this node's leased blocks.
 
-    `leased` are the ranges that belong to a pool. All other addresses (fixed ones outside of every
-    range) are the node's. `clock` is CLOCK_BOOTTIME. `patience` and `pool_patience` are the seconds
-    that an ADD waits for a block and for a pool. `sticky`: pods get the addresses that are reserved
-    for their names.
+    `leased` are the ranges of pools. Fixed addresses outside of these ranges need no lease.
+    `clock` is CLOCK_BOOTTIME. `patience` and `pool_patience` are the seconds that an ADD waits for
+    a block and for a pool. With `sticky`, pods get the addresses that are reserved for their names.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class ClusterStore(SqliteStore):
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """See SqliteStore.reserve. Waits for a block if a set has no free address here."""
+        """See SqliteStore.reserve. Waits for a block if a set has no free address."""
         pool_deadline = time.monotonic() + self._pool_patience
         useless = waits = 0
         view: LeasedView | None = None
@@ -121,14 +120,14 @@ class ClusterStore(SqliteStore):
         try:
             grant = self.reserve_seen(view.owner, view.narrowed, segment=segment, alone=alone)
         except CNIError as error:
-            # Another domain may hold our blocks' free addresses on the same link.
+            # On the same link, another domain may hold the addresses that are free in our blocks.
             if error.code != Code.NO_FREE_ADDRESS or not view.want_all():
                 raise
             return None
         return None if view.wants else grant
 
     def _wait(self, view: LeasedView, pool_deadline: float) -> None:
-        """Wait until a set may have an address: in a new block, or freed here by a DEL."""
+        """Wait until a set may have an address, in a new block or after a DEL on this node."""
         deadline = time.monotonic() + self._patience
         backoff = Backoff(_AGAIN, _LONGEST_AGAIN)
         while True:
@@ -167,9 +166,9 @@ def _passed_over(wants: Sequence[Want]) -> CNIError:
     listed = ", ".join(str(want.range) for want in wants)
     return CNIError(
         Code.NO_FREE_ADDRESS,
-        f"the blocks that this node leases have no address of {listed} that is free on this link, "
-        "or too few for this network: other networks use the rest: nothing "
-        "was reserved; delete pods that no longer need one, or widen the range",
+        f"the blocks of this node have too few addresses of {listed} that are free on this link, "
+        "because pods of other networks use such addresses: nothing was reserved; delete pods "
+        "that need no address any more, or widen the range",
     )
 
 
@@ -177,6 +176,6 @@ def _still_wanted(wants: Sequence[Want]) -> CNIError:
     listed = ", ".join(str(want.range) for want in wants)
     return CNIError(
         Code.TRY_AGAIN,
-        f"this node leased blocks for {listed}, and other pods took all that was free in them: "
+        f"this node leased blocks for {listed}, but other pods took every free address in them: "
         "nothing was reserved; the runtime tries again",
     )

@@ -1,7 +1,7 @@
-"""The lessee of a node leases blocks, confirms them and gives them back, in one thread.
+"""The lessee of a node leases blocks, confirms leases and returns blocks, in one thread.
 
-ADDs ask it for a block and wait (`Claims`). Failed work is tried again later. The lessee makes no
-call to the API server while it holds the store's lock.
+ADDs request a block from the lessee and wait (`Claims`). The lessee repeats failed work later. It
+makes no call to the API server while it holds the store's lock.
 """
 
 import logging
@@ -37,10 +37,10 @@ from ipam.store.store_files import StoreFiles
 from kube.client import ClusterApi, PendingEvents
 from kube.resources import ApiError, Refused
 
-CONFIRM_EVERY = 450.0  # seconds at most; less where a pool's maxOffline is below 30 min
+CONFIRM_EVERY = 450.0  # most seconds between two; fewer if a pool's maxOffline is below 30 min
 LOOK_EVERY = 1.0  # seconds between two surveys of the store
 _FIRST_RETRY, _LAST_RETRY = 1.0, 20.0  # seconds from a failure to the next attempt
-_AHEAD = 3.0  # seconds to lease blocks ahead, while ADDs wait
+_AHEAD = 3.0  # most seconds for leasing blocks ahead, because ADDs may wait
 _RETURN_RETRY = 5.0  # seconds after a failed return
 _QUIET = 120.0  # seconds without claims after the API server lost blocks
 
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Counted(NamedTuple):
-    """The numbers for an operator. `confirmed` is `None` before the first confirmation."""
+    """The lessee's numbers for metrics. `confirmed` is `None` before the first confirmation."""
 
     blocks: int = 0
     used: int = 0
@@ -68,8 +68,8 @@ class Counted(NamedTuple):
 
 class Lessee(StepThread):
     """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`. `clock` is
-    CLOCK_BOOTTIME. Without `start`, a claim runs in the thread that asks for it, and `step` does
-    the due work."""
+    CLOCK_BOOTTIME. Without `start`, `claim` runs in the caller's thread, and the caller calls
+    `step` for due work."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Lessee(StepThread):
         self._events = PendingEvents(api)
         self._claimant: Claimant | None = None
         self._objects: dict[str, AddressBlock] = {}
-        self.leaving = False  # podfabric leaves the node: it returns every empty block
+        self.leaving = False  # podfabric leaves the node, and returns every empty block
         self._upkeep = Upkeep(
             api, self._store, self._pools, self._objects, boot, clock, lambda: self.leaving
         )
@@ -105,16 +105,16 @@ class Lessee(StepThread):
         self._failures = LoggedFailures()
 
     def close(self) -> None:
-        """See StepThread.close. The store does not change any more."""
+        """See StepThread.close. Afterwards, the lessee changes nothing in the store."""
         self._ended.set()
         self._failures.close()
         self._attempts.wake()
         super().close()
-        self._attempts.end(CNIError(Code.TRY_AGAIN, "this agent is being replaced"))
+        self._attempts.end(CNIError(Code.TRY_AGAIN, "this agent is being replaced: try again"))
         self._store.close()
 
     def step(self) -> float:
-        """Do the due work, ADDs first; returns the seconds until more is due."""
+        """Do the due work, ADDs first. Returns the seconds until the next work is due."""
         with self._working:
             self._attempts.serve()
             if self._is_due(self._confirm_at):
@@ -206,8 +206,8 @@ class Lessee(StepThread):
                     return  # the ADD looks again
             if self._clock() < self._quiet_until:
                 raise Unusable(
-                    "the API server has forgotten blocks of this node, as after a restore of etcd: "
-                    "this node leases nothing for two minutes"
+                    "the API server lost blocks of this node, as after a restore of etcd: this "
+                    "node leases no block for two minutes"
                 )
             assert self._claimant is not None
             block = self._claimant.claim(want, is_over)
@@ -219,7 +219,7 @@ class Lessee(StepThread):
                 interval = self._interval([block.spec.max_offline_seconds])
                 self._confirm_at = min(self._confirm_at, self._clock() + interval)
         except Late:
-            raise _no_address(want, "the time for it was over") from None
+            raise _no_address(want, "the time for the claim is over") from None
         except NotReadyYet as error:
             raise PoolPending(_no_address(want, str(error)).message) from None
         except Unusable as error:
@@ -281,7 +281,7 @@ class Lessee(StepThread):
         self._upkeep.tell()
 
     def _after_adds(self, what: str, work: Callable[[], object]) -> bool:
-        """`LoggedFailures.guarded` for one piece of work of many: pending ADDs go first."""
+        """Serve pending ADDs, and then do one piece of work with `LoggedFailures.guarded`."""
         self._attempts.serve()
         return self._failures.guarded(what, work)
 
@@ -289,6 +289,6 @@ class Lessee(StepThread):
 def _no_address(want: Want, why: str) -> CNIError:
     return CNIError(
         Code.TRY_AGAIN,
-        f"no address of {want.range} is leased to this node and free, and it can lease no more "
-        f"now: {why}: nothing was reserved; the runtime tries again",
+        f"this node has no free address of {want.range}, and cannot lease a block now: {why}: "
+        f"nothing was reserved; the runtime tries again",
     )

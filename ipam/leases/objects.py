@@ -34,7 +34,7 @@ class IpamResource(Resource, frozen=True, kw_only=True):
 
 
 class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How long a lost node's blocks wait. Durations as Go writes them: "10m", "1h30m"."""
+    """The waits before a lost node's blocks are freed, as durations of Go: "10m", "1h30m"."""
 
     node_gone_after: str = "10m"
     max_offline: str = "30m"
@@ -54,7 +54,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many blocks the pool has, how many are leased, and how many of those to lost nodes."""
+    """The number of blocks of the pool, of leased blocks, and of blocks that lost nodes lease."""
 
     total: int = 0
     leased: int = 0
@@ -62,20 +62,20 @@ class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AddressCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many addresses the pool may hand out (at most 2**63 - 1), and how many pods have."""
+    """How many addresses pods may get (at most 2**63 - 1), and how many addresses pods have."""
 
     capacity: int = 0
     used: int = 0
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Written by the controller only.
+    """The status, which only the controller writes.
 
-    `space` is the first part of the names of the pool's blocks: where an address is unique.
+    `space` is the first part of the names of the pool's blocks. An address is unique in its space.
     `block_size` is decided once, and changes only while no block exists; 0 is undecided. `free_map`
-    is a hint: the base64 of a bitmap, lowest block first, a set bit is a leased block; "" if there
-    are more than 65,536 blocks. Pods of whereabouts have the addresses in `held`
-    ("10.0.0.8-10.0.0.15"). Nodes lease blocks within `offered` only, or anywhere if it is `None`
+    is a hint: a bitmap in base64, lowest block first, in which a set bit is a leased block. It is
+    "" if the pool has more than 65,536 blocks. Pods of whereabouts have the addresses in `held`
+    ("10.0.0.8-10.0.0.15"). Nodes lease blocks only within `offered`; `None` means everywhere
     (`ipam.controller.whereabouts_coexistence`).
     """
 
@@ -103,7 +103,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """The lessee of a block.
 
     Two holders are the same if `instance`, the identity of the node's store, is equal. The other
-    fields are for people, and to prove that the node is off.
+    fields are for people, and help to prove that the machine is off.
     """
 
     instance: str
@@ -115,8 +115,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The one pod interface that a block is for, on any node; all "" for any. `reservation`
-    ("namespace/name") is the AddressReservation. Only `address` is handed out of the block."""
+    """The pod interface that gets the block's `address`, on any node. All fields are "" if any pod
+    may get addresses of the block. `reservation` is the AddressReservation, "namespace/name"."""
 
     reservation: str = ""
     pod: str = ""
@@ -129,10 +129,10 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     and `sticky` are immutable.
 
     `epoch` grows by 1 with each new holder of the object. `nonce` identifies a claim whose answer
-    was lost. The holder hands out addresses for at most `max_offline_seconds` after its last
-    confirmation. `probe`: a lost machine may still use the addresses, so each is probed before its
-    first use. A holder leaves such a block Draining when it returns it, as a block for a pod's
-    name, and the next holder takes it over.
+    was lost. The holder reserves addresses for at most `max_offline_seconds` after its last
+    confirmation. With `probe`, a lost machine may still use the addresses, so each address is
+    probed before its first use. A holder does not delete a sticky block, or a block with unprobed
+    addresses: it sets the state Draining, and the next holder takes the block over.
     """
 
     pool: str
@@ -147,11 +147,11 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Written by the holder from time to time: which addresses it has handed out.
+    """The addresses that pods have. The holder writes the status from time to time.
 
     `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
     `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
-    compares it with another machine's clock.
+    reads it, because clocks of machines differ.
     """
 
     used: int = 0
@@ -162,7 +162,7 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class AddressBlock(IpamResource, frozen=True, kw_only=True):
-    """A lease of a block. The object exists as long as the lease. See `block_name`."""
+    """A lease of a block. The object exists as long as the lease. `block_name` makes its name."""
 
     KIND = "AddressBlock"
     PLURAL = "addressblocks"

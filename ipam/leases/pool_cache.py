@@ -17,7 +17,7 @@ from kube.resources import NotFound
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed at most once a second
 AT_ONCE = 64  # pools in the answer to one LIST; in a larger cluster each pool is read alone
-ENOUGH = 0.75  # of the blocks of a pool: if more are leased, no idle block is kept
+ENOUGH = 0.75  # share of a pool's blocks: if more are leased, nodes keep no idle block
 
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
@@ -25,23 +25,25 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 class Unusable(Exception):
-    """Nothing may be leased from a pool now. The text names the pool and the reason."""
+    """This node may lease no block now. The text has the reason."""
 
 
 class NotReadyYet(Unusable):
-    """The controller has probably not seen the pool yet."""
+    """The controller has probably not made the pool ready yet."""
 
 
 def require_usable(pool: AddressPool) -> Geometry:
-    """The pool's blocks, if nodes may lease some. Raises Unusable."""
+    """The pool's division into blocks. Raises Unusable if nodes may lease no block."""
     name, blocks = pool.metadata.name, block_layout.of_pool(pool)
     if pool.spec.state != "Active":
-        raise Unusable(f"AddressPool {name} is being drained: its spec.state is {pool.spec.state}")
+        raise Unusable(
+            f"AddressPool {name} is being drained: set its spec.state to Active, or use another"
+        )
     ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
     if ready is None or blocks is None or not pool.status.space:
         raise NotReadyYet(
-            f"podfabric's controller has not made AddressPool {name} ready yet: see that it runs "
-            "(kubectl -n podfabric get deploy)"
+            f"podfabric's controller has not made AddressPool {name} ready yet: see that the "
+            "controller runs (kubectl -n podfabric get deploy)"
         )
     if ready.status != "True":
         raise NotReadyYet(f"AddressPool {name} is not ready: {ready.reason}: {ready.message}")
@@ -50,14 +52,14 @@ def require_usable(pool: AddressPool) -> Geometry:
 
 
 def max_offline(pool: AddressPool) -> float:
-    """Seconds after a confirmation in which addresses are handed out. Raises Unusable."""
+    """The seconds after a confirmation in which a node reserves addresses. Raises Unusable."""
     where = f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline"
     try:
         limit = seconds(pool.spec.reclaim.max_offline)
     except ValueError as error:
         raise Unusable(f"{where}: {error}") from None
     if limit < SHORTEST_OFFLINE:  # a block would expire before its first use
-        raise Unusable(f"{where}: {limit:g} s is shorter than {SHORTEST_OFFLINE:g} s")
+        raise Unusable(f"{where}: {limit:g} s is too short: set {SHORTEST_OFFLINE:g}s or more")
     return limit
 
 
@@ -67,23 +69,27 @@ def kept_out(pool: AddressPool) -> tuple[Interval, ...]:
         return merged(map(parse_interval, (*pool.spec.exclude, *pool.status.held)))
     except ValueError as error:
         name = pool.metadata.name
-        raise Unusable(f"AddressPool {name}: spec.exclude or status.held: {error}") from None
+        raise Unusable(
+            f"AddressPool {name}: invalid spec.exclude or status.held: {error}"
+        ) from None
 
 
 def not_offered(pool: AddressPool) -> tuple[Interval, ...]:
-    """Where in the pool no node may lease a block. Raises Unusable."""
+    """The parts of the pool in which no node may lease a block. Raises Unusable."""
     if pool.status.offered is None:
         return ()
     network = parse_interface(pool.spec.range)[1]
     try:
         offered = merged(map(parse_interval, pool.status.offered))
     except ValueError as error:
-        raise Unusable(f"AddressPool {pool.metadata.name}: status.offered: {error}") from None
+        raise Unusable(
+            f"AddressPool {pool.metadata.name}: invalid status.offered: {error}"
+        ) from None
     return tuple(outside(Interval(network.address, network.last), offered))
 
 
 def is_scarce(pool: AddressPool) -> bool:
-    """Whether nodes must return every block they do not need, and lease none ahead."""
+    """Whether nodes must return every block that they do not need, and lease no block ahead."""
     blocks = pool.status.blocks
     return blocks.leased > ENOUGH * blocks.total or is_exhausted(pool)
 
@@ -95,7 +101,7 @@ def is_exhausted(pool: AddressPool) -> bool:
 
 
 class _ListedMap(NamedTuple):
-    """The leased blocks of a pool by a LIST. Valid while the pool's own map is `before`."""
+    """The leased blocks of a pool from a LIST. Valid while `free_map` of the pool is `before`."""
 
     before: str
     free_map: str
@@ -103,17 +109,17 @@ class _ListedMap(NamedTuple):
 
 
 class Pools:
-    """Reads pools and remembers them, for any thread. One LIST reads all of a small cluster."""
+    """Reads and caches pools, for any thread. In a small cluster, one LIST reads all pools."""
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
-        self._known: dict[str, AddressPool] = {}  # as they are on the API server
+        self._known: dict[str, AddressPool] = {}  # as the API server returned them
         self._listed_maps: dict[str, _ListedMap] = {}
         self._lists = True  # whether one LIST has all pools of this cluster
         self._missing = ""  # the last pool that did not exist
 
     def read(self, name: str) -> AddressPool:
-        """The pool, read now. Raises ApiError, and NotReadyYet if it does not exist."""
+        """Read the pool now. Raises ApiError, and NotReadyYet if the pool does not exist."""
         try:
             self._known[name] = found = self._api.get(AddressPool, name)
         except NotFound:
@@ -121,7 +127,7 @@ class Pools:
             self._missing = name
             raise NotReadyYet(
                 f"there is no AddressPool {name}: podfabric's controller makes it from the "
-                "definition: see that it runs (kubectl -n podfabric get deploy)"
+                "definition: see that the controller runs (kubectl -n podfabric get deploy)"
             ) from None
         return self._with_newest_map(found)
 
@@ -136,7 +142,7 @@ class Pools:
                 self.read(name)
 
     def _listed(self) -> Mapping[str, AddressPool]:
-        """All pools by name; empty if they are too many for one LIST. Raises ApiError."""
+        """All pools by name; empty if one LIST cannot have all of them. Raises ApiError."""
         if self._lists:
             listing = self._api.list(AddressPool, most=AT_ONCE)
             self._lists = listing.is_whole
@@ -152,7 +158,7 @@ class Pools:
     def learn_leased(
         self, pool: AddressPool, blocks: Geometry, leased: Iterable[AddressBlock]
     ) -> None:
-        """Remember the leased blocks of a LIST, which may be newer than the pool's map."""
+        """Cache the leased blocks of a LIST, which may be newer than the pool's map."""
         known = self._known.get(pool.metadata.name)
         if known is None or blocks.total > block_layout.MOST_MAPPED:
             return
@@ -168,9 +174,9 @@ class Pools:
         return None if pool is None else self._with_newest_map(pool)
 
     def recent(self, name: str) -> AddressPool:
-        """The known pool, read now if it is unknown or was not usable. Raises ApiError and
-        NotReadyYet. One LIST reads the other pools too: a pod of this node has interfaces of
-        several pools."""
+        """The cached pool. Reads the pool now if it is not cached or was not usable. Raises
+        ApiError and NotReadyYet. One LIST also reads the other pools, because a pod may have
+        interfaces of several pools."""
         if name not in self._known and name != self._missing:
             self._known |= self._listed()
         known = self.known(name)

@@ -1,10 +1,10 @@
 """Sticky addresses: an address that stays with a pod's name, on every node.
 
-An AddressReservation names a pod, or a StatefulSet for its pods. Each interface of such a pod has a
-block, of which one address is handed out. The block outlives the pod. Its holder sets it Draining
-once the pod has released the address, and the pod's next node takes it over with the next epoch. No
-node takes it from a holder that has not released it: the controller sets it Draining when that node
-is proved dead.
+An AddressReservation is for a pod, or for the pods of a StatefulSet. Each interface of such a pod
+has a block, and gets one address of the block. The block outlives the pod. Once the pod has
+released the address, the block's holder sets the state Draining, and the pod's next node takes the
+block over with the next epoch. No node takes a block that its holder has not released: when the
+holder is proved dead, the controller sets the state Draining.
 """
 
 import math
@@ -83,7 +83,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 
 def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
-    """The addresses of a block for pods: one address if it is sticky."""
+    """The addresses of a block that pods may get: one address if the block is sticky."""
     if not spec.sticky.reservation:
         return covered
     address = parse(spec.sticky.address)
@@ -107,8 +107,9 @@ def is_let_go(found: AddressBlock) -> bool:
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Release an unused block for the next holder, which must `probe` its addresses. ApiError. The
-    status is reset first: the next holder compares it with its own store."""
+    """Release an unused block for the next holder. With `probe`, that holder must probe the
+    addresses. Resets the status first, because the next holder compares it with its store. Raises
+    ApiError."""
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
         api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))
@@ -148,12 +149,12 @@ class StickyClaims:
         self._api, self._store, _, self._holder, self._clock = leasing
 
     def reserved(self, pool: AddressPool, want: Want) -> Reserved | None:
-        """The reservation for the want's pod; `None` if any address will do. Raises NotReserved,
+        """The reservation for the want's pod; `None` if the want is not sticky. Raises NotReserved,
         ApiError.
 
-        If a block exists, its reservation counts, so that a new reservation does not change the
-        address. Otherwise one for the pod goes before one for its StatefulSet, and one for the
-        interface before one for all.
+        If the pod has a block, returns the block's reservation, so that a new reservation does not
+        change the address. Otherwise a reservation for the pod precedes one for its StatefulSet,
+        and a reservation for the interface precedes one for all interfaces.
         """
         pod, name = want.sticky, pool.metadata.name
         if pod is None:
@@ -175,7 +176,7 @@ class StickyClaims:
         return Reserved(spec, None)
 
     def is_alone(self, stored: AddressBlock, pool: AddressPool) -> bool:
-        """Whether no other block is for the same pod, because two nodes may claim at once.
+        """Whether no other block is for the same pod interface. Two nodes may claim at once.
 
         Raises ApiError.
         """
@@ -186,8 +187,8 @@ class StickyClaims:
     def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
         """The pod's blocks in a pool. There is one block, except while two nodes claim at once.
 
-        A deleted reservation of the same name may have blocks of another pool. A block of another
-        size could overlap another node's block.
+        Skips blocks of another pool, which a deleted reservation of the same name may have. Also
+        skips blocks of another size, which could overlap another node's block.
         """
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
@@ -201,7 +202,8 @@ class StickyClaims:
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
         """Take over the block for the pod's name. Returns `None` if its row is usable already.
 
-        Raises CNIError 11 if another node still has it, 110 if it is excluded; Unusable, ApiError.
+        Raises CNIError 11 if another node still has the block, CNIError 110 if its address is
+        excluded, Unusable, ApiError.
         """
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
@@ -209,11 +211,14 @@ class StickyClaims:
                 self._require_free(row, found.spec.sticky, want)
                 return None
             if row.state == "lost":
-                raise Unusable(f"pods hold addresses of {row.name}, which was another node's")
+                raise Unusable(
+                    f"pods still hold addresses of AddressBlock {row.name} from an earlier lease: "
+                    "delete these pods"
+                )
             if row.state == "unconfirmed" and row.boot == self._holder.boot:
                 raise Unusable(
                     f"AddressBlock {row.name} shows that this node's store was put back to an "
-                    "earlier state: it hands the address out after the next boot"
+                    "earlier state: the pod gets the address after the next boot of this node"
                 )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
@@ -226,7 +231,7 @@ class StickyClaims:
             )
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
-                f"{want.range.where}: {text(address)} is reserved for the pod, and {why}: nothing "
+                f"{want.range.where}: {text(address)} is reserved for the pod, but {why}: nothing "
                 f"was reserved; delete AddressReservation {found.spec.sticky.reservation}, or "
                 f"change the {'definition' if is_hop else 'exclusion'}",
             )
@@ -235,11 +240,11 @@ class StickyClaims:
         return stored
 
     def _require_free(self, row: LeasedBlock, sticky: StickySpec, want: Want) -> None:
-        """CNIError 11 if a sandbox of this boot or another machine has the address."""
+        """Raise CNIError 11 if a sandbox of this boot, or another machine, has the address."""
         if row.answered:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{sticky.address} is reserved for pod {sticky.pod}, and another machine on "
+                f"{sticky.address} is reserved for pod {sticky.pod}, but another machine on "
                 "the link answers for it: nothing was reserved; the runtime tries again; find that "
                 "machine, and stop it",
             )
@@ -248,9 +253,9 @@ class StickyClaims:
         if holder is not None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{sticky.address} is reserved for pod {sticky.pod}, and its former sandbox on "
+                f"{sticky.address} is reserved for pod {sticky.pod}, but its former sandbox on "
                 "this node still has it: nothing was reserved; the runtime tries again, and "
-                "succeeds once it has deleted that sandbox",
+                "succeeds when it has deleted that sandbox",
             )
 
     def _taken_over(
@@ -265,17 +270,17 @@ class StickyClaims:
         if former.instance != self._holder.instance and not is_let_go(found):
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{address} is reserved for pod {spec.sticky.pod}, and node {node} still "
+                f"{address} is reserved for pod {spec.sticky.pod}, but node {node} still "
                 f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
-                "tries again. It is free when the pod is deleted there, or the node is proved "
-                f"dead: if its machine is off, run `podfabric ipam reclaim --node {node} "
+                "tries again. The address is free when the pod is deleted there, or the node is "
+                f"proved dead: if its machine is off, run `podfabric ipam reclaim --node {node} "
                 "--powered-off`",
             )
         taken = taken_over(self._api, self._clock, self._holder, found, pool)
         if taken is None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"another node takes {address}: nothing was reserved; the runtime tries again",
+                f"another node takes {address} over: nothing was reserved; the runtime tries again",
             )
         stored, at = taken
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)
@@ -291,8 +296,8 @@ def taken_over(
     """Take over a released block.
 
     Returns the block and a time before the update, or `None` if another node was faster. Raises
-    Unusable, ApiError. The block is changed in any case: a late request of ours to drain it must
-    not find the version it expects.
+    Unusable, ApiError. The update always changes the block, so that a late request of ours to
+    drain the block finds another version and fails.
     """
     changed = replace(
         found.spec,

@@ -1,9 +1,9 @@
 """Background work of the lessee: return idle blocks, lease ahead, publish status.
 
-Nothing changes while the API server does not answer: the leases are needed then. A return marks the
-row first, then deletes the AddressBlock. A row that is `returning` never becomes usable again. A
-sticky block, or a block whose addresses a lost machine may still use, is drained for the next
-holder instead of deleted.
+While the API server does not answer, this node keeps its leases, because it can lease no other
+block. A return first marks the row, then deletes the AddressBlock. A row that is `returning` never
+becomes usable again. A sticky block, or a block whose addresses a lost machine may still use, is
+drained for the next holder instead of deleted.
 """
 
 import math
@@ -25,20 +25,23 @@ from ipam.store.block_rows import LeasedBlock
 from kube.client import ClusterApi
 from kube.resources import ApiError, Conflict, NotFound
 
-HOLD = 600.0  # seconds that one empty block is kept next to used ones
-SMALL = 2  # addresses; blocks of this size belong to pools without spare blocks
+HOLD = 600.0  # seconds for which a node keeps one empty block beside used blocks
+SMALL = 2  # addresses: of blocks of this size, a node keeps no empty block
 _GRACE = 2.0  # seconds: a block that was just claimed is empty until the ADD takes its address
-_LOOK_AT_POOL = 30.0, 450.0  # seconds, least and most; only where an empty block is kept
+_LOOK_AT_POOL = (
+    30.0,
+    450.0,
+)  # least and most seconds between two reads, while an empty block is kept
 EVERY = 10.0  # seconds between two statuses of one node
 _CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
-_LONGEST_STORM = 3 * EVERY  # seconds from one status to the next, however many claims there are
+_LONGEST_STORM = 3 * EVERY  # most seconds between two statuses, for any number of claims
 
 Guarded = Callable[[str, Callable[[], object]], bool]
 """Does some work, logs a failure, and returns whether it succeeded."""
 
 
 class Upkeep:
-    """The background work. `objects` are the node's blocks as they were last seen."""
+    """The background work. `objects` are the node's blocks as they were last read."""
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class Upkeep:
         self._told_at = self._tell_at = clock()
 
     def look(self) -> None:
-        """Survey the store, and forget lost blocks without reservations."""
+        """Survey the store, and delete the rows of lost blocks without reservations."""
         seq = self._store.seq()
         if seq != self._seen_seq:
             self.survey = self._store.survey()
@@ -109,12 +112,12 @@ class Upkeep:
                 guarded("lease a block ahead", partial(lease, want, is_late))
 
     def leased(self) -> None:
-        """A block was leased, and more may follow. Wait with the statuses of these blocks."""
+        """Delay the next status after a lease, because more leases may follow."""
         calm = min(self._clock() + _CALM, self._told_at + _LONGEST_STORM)
         self._tell_at = max(self._tell_at, calm)
 
     def tell(self) -> None:
-        """Write one status, if it is time. Raises ApiError."""
+        """Write one status, if one is due. Raises ApiError."""
         now = self._clock()
         if now >= self._tell_at:
             self._told_at, self._tell_at = now, now + EVERY
@@ -154,17 +157,17 @@ class Upkeep:
         return True
 
     def _has_room(self, name: str, since: float) -> bool:
-        """Whether a pool can spare a block that is empty since then.
+        """Whether a pool has room for this node to keep a block that is empty since `since`.
 
-        The pool is read once after the block became empty, and later again: more often if it has
-        fewer free blocks.
+        The pool is read once after the block became empty, and later again: more often if the pool
+        has fewer free blocks.
         """
         if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
         if self._pool_seen.get(name, -math.inf) < max(since, now - _look_every(pool)):
             self._pool_seen[name] = now
-            with suppress(Unusable, ApiError):  # it is deleted, or its last state counts
+            with suppress(Unusable, ApiError):  # the pool is deleted, or its last state counts
                 self._pools.read(name)
             pool = self._pools.known(name)
         return pool is not None and pool.spec.state == "Active" and not is_scarce(pool)
@@ -172,8 +175,8 @@ class Upkeep:
 
 def _look_every(pool: AddressPool | None) -> float:
     """Seconds between two reads of the pool. One second for each block that can be leased before
-    the pool is scarce. All nodes that keep a block read the pool at most ten times a second
-    together."""
+    the pool is scarce. Together, all nodes that keep a block read the pool at most ten times
+    a second."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least
@@ -201,17 +204,17 @@ def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBl
             elif row is not None and (row.uid, row.state) == (block.uid, "returning"):
                 drain(api, found, probe=is_suspect)
             else:
-                return  # the pod came back, and the block was taken again
+                return  # the pod came back, and this node took the block over again
         except Conflict:
-            return  # the controller changed it: try again later
+            return  # the controller changed the block: try again later
         except NotFound:
             pass
     store.forget(block.name, block.uid)
 
 
 class Empties:
-    """Which empty blocks this node does not need, by how long they are empty. Blocks that are not
-    confirmed in this `boot` stay: the store may lack their reservations."""
+    """Finds the empty blocks that this node does not need. Records since when they are empty.
+    Blocks that are not confirmed in this `boot` stay: the store may lack their reservations."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
@@ -220,8 +223,9 @@ class Empties:
     def surplus(
         self, survey: Survey, now: float, spare: Callable[[str, float], bool]
     ) -> Iterator[LeasedBlock]:
-        """The blocks to return. `spare` says whether a pool can spare a block that is empty since
-        then. One empty block of a pool is kept for a while, and for good if it is the only one."""
+        """The blocks to return. `spare` says whether a pool has room for this node to keep a block
+        that is empty since the given time. Beside used blocks, one empty block of a pool stays for
+        HOLD seconds. An empty block that is the only block of its pool stays longer."""
         keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
         self._since = {key: self._since.get(key, now) for key in keys}
         for pool, grouped in groupby(

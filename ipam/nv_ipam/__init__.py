@@ -1,5 +1,5 @@
-"""NVIDIA's IPAM: its definitions and its pools, without its controller and daemon.
+"""Serves the definitions and pools of NVIDIA's nv-ipam without its controller and daemon.
 
-`translate` reads a definition, `pool_import` makes AddressPools of its pools, `importing` takes
-over the reservations of its daemon.
+`translate` reads a definition. `pool_import` makes AddressPools from nv-ipam's pools. `importing`
+imports the reservations of nv-ipam's daemon.
 """

@@ -1,8 +1,8 @@
 """Keeps the node's pools in a file for ADDs, and imports the reservations of nv-ipam's daemon.
 
-The daemon's store (/var/lib/cni/nv-ipam/store) is imported once into each store of the node. It has
-the container, interface and pod of each reservation, but not the network's name. DEL and CHECK find
-an imported reservation by container and interface.
+The daemon's store (/var/lib/cni/nv-ipam/store) is imported once into each store of the node. The
+daemon's store has the container, interface and pod of each reservation, but not the network's name.
+So DEL and CHECK find an imported reservation by container and interface.
 """
 
 import logging
@@ -34,7 +34,7 @@ from kube.resources import Meta, Node
 
 STORE = Path("/var/lib/cni/nv-ipam/store")
 IMPORT = "import the daemon's store"
-LOOK_EVERY = 5.0  # seconds, while something is missing
+LOOK_EVERY = 5.0  # seconds between two steps while a step fails or pools are missing
 REST = 60.0  # seconds otherwise; a change of a pool wakes the thread
 LABELS_EVERY = 300.0  # seconds between two reads of the Node's labels
 
@@ -69,20 +69,22 @@ class _DaemonStore(msgspec.Struct, frozen=True):
 def reservations(source: Path, boot: str) -> list[Reservation]:
     """The daemon's reservations.
 
-    Raises OSError, CNIError 6 if they are damaged, 11 if the daemon runs.
+    Raises OSError, CNIError 6 if the file is damaged, CNIError 11 if the daemon runs.
     """
     _require_stopped(source.with_name("daemon.sock"))
     content = source.read_bytes()
     try:
         store = decoding.decode(content, _DaemonStore)
         if store.version != _VERSION:
-            raise ValueError(f"it has version {store.version}, and {_VERSION} is known")
+            raise ValueError(f"it has version {store.version}, and podfabric reads {_VERSION}")
         if _checksum_of(content) != store.checksum:
             raise ValueError("its checksum is wrong")
         pools = (store.pools or {}).values()
         return [_read(each, boot) for pool in pools for each in (pool.entries or {}).values()]
     except (msgspec.MsgspecError, ValueError, KeyError) as error:
-        raise CNIError(Code.DECODING_FAILURE, f"{source}: {error}: nothing was done") from None
+        raise CNIError(
+            Code.DECODING_FAILURE, f"cannot import {source}: {error}: nothing was done"
+        ) from None
 
 
 def _read(entry: _Given, boot: str) -> Reservation:
@@ -104,7 +106,7 @@ def _read(entry: _Given, boot: str) -> Reservation:
 
 
 def _checksum_of(content: bytes) -> int:
-    """FNV-1a of the file with the checksum 0 in it (pkg/ipam-node/types)."""
+    """FNV-1a of the file's content, with the checksum replaced by 0 (pkg/ipam-node/types)."""
     found = _FNV_BASIS
     for byte in _CHECKSUM.sub(b'"checksum":0', content, count=1).rstrip():
         found = (found ^ byte) * _FNV_PRIME & 0xFFFFFFFF
@@ -121,14 +123,14 @@ def _require_stopped(path: Path) -> None:
         client.connect(str(path))
         raise CNIError(
             Code.TRY_AGAIN,
-            f"nv-ipam's daemon answers at {path}, and may give out addresses: stop it on this node",
+            f"nv-ipam's daemon answers at {path}, and may reserve addresses: stop it on this node",
         )
 
 
 class FollowedPools(StepThread):
-    """Keeps the node's part of a namespace's pools in the file that this node's ADDs read.
-    `sources` return the known pools of each kind, `None` before the first list. `start` follows the
-    API server for them. `clock` is monotonic."""
+    """Keeps the file with this node's part of a namespace's pools up to date. ADDs read the file.
+    `sources` has, for each kind, a function that returns the known pools, or `None` before the
+    first list. `start` follows these pools on the API server. `clock` is monotonic."""
 
     def __init__(
         self,
@@ -174,7 +176,7 @@ class FollowedPools(StepThread):
         try:
             former = read_pools(self._files.directory) or NodePools()
         except CNIError:
-            former = NodePools()  # it is written again
+            former = NodePools()  # the file is written again
         guarded = self._failures.guarded
         found = {kind: source() for kind, source in self.sources.items()}
         self._new = former
@@ -202,12 +204,14 @@ class FollowedPools(StepThread):
             return
         state = self._daemon_store.parent.parent
         if not state.is_dir():
-            raise CNIError(Code.IO_FAILURE, f"cannot see {state}, where nv-ipam's daemon works")
+            raise CNIError(Code.IO_FAILURE, f"{state} is missing: mount this directory of the node")
         own = SqliteStore(self._files, self._boot)
         found = list[Reservation]()
         with suppress(FileNotFoundError):
             found = reservations(self._daemon_store, self._boot)
-        if self._new.store:  # the store was lost: its present holders keep their addresses
+        if (
+            self._new.store
+        ):  # the store was lost, and the holders in the new store keep their addresses
             held = {each.address for each in own.reservations() if each.domain == DOMAIN}
             found = [each for each in found if each.address not in held]
         count = own.load(found)
@@ -220,7 +224,7 @@ class FollowedPools(StepThread):
             self._labels_at = self._clock()
 
     def _view(self, pool: NvPool) -> NodePool:
-        """The file's entry for a pool. A node hands out nothing of an invalid pool."""
+        """The file's entry for a pool. An invalid pool is not usable."""
         network = pool.spec.subnet or pool.spec.cidr
         found = [NodePool(key=pool.key, network=network, usable=False)]
         self._failures.guarded(

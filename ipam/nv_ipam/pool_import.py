@@ -1,9 +1,10 @@
-"""Makes AddressPools from nv-ipam's IPPools and CIDRPools, and works out a node's part of a pool.
+"""Makes AddressPools from nv-ipam's IPPools and CIDRPools, and computes a node's part of a pool.
 
-All pools share one space of addresses, so two overlapping pools never give an address twice. An
-AddressPool has the blocks of an IPPool, or the prefixes of a CIDRPool, of which a node leases one.
-Nodes also use this module to read the other parts of a pool. Addresses that `status.allocations`
-gives to a node are left to that node: its pods may have them from nv-ipam's daemon.
+All pools share one space of addresses, so two pods never get the same address of overlapping pools.
+The blocks of an AddressPool are the blocks of an IPPool, or the prefixes of a CIDRPool. A node
+leases one prefix. Nodes also use this module to read a pool's gateways, routes and exclusions. Only
+the node in `status.allocations` uses the addresses of an entry, because its pods may have them from
+nv-ipam's daemon.
 """
 
 import logging
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LABEL = f"{GROUP}/nv-ipam"
-"""The label of an AddressPool that was made from a pool: "ippool" or "cidrpool"."""
+"""The label of an AddressPool that was made from nv-ipam's pool: "ippool" or "cidrpool"."""
 
 MOST_RUNS = 16_384  # runs of exclusions by index
 
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExcludedIndexes(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Indexes that no pod gets, in each block-sized run of an IPPool or each prefix."""
+    """Indexes that no pod gets, in each block of an IPPool or each prefix of a CIDRPool."""
 
     start_index: int
     end_index: int
@@ -70,8 +71,8 @@ class NodePart(
 
 
 class NvPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An IPPool's `subnet`, of which nv-ipam gives each node `per_node_block_size` addresses, or a
-    CIDRPool's `cidr`, which it cuts into prefixes."""
+    """The spec of an IPPool: nv-ipam gives each node `per_node_block_size` addresses of `subnet`.
+    Or the spec of a CIDRPool: nv-ipam gives each node a prefix of `cidr`."""
 
     subnet: str = ""
     per_node_block_size: int = 0
@@ -119,8 +120,8 @@ class NvCIDRPool(NvPool, frozen=True, kw_only=True):
 
 
 def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = None) -> NodePool:
-    """The node's part of a pool; without a node, the part of all nodes. Raises CNIError 7 for a
-    spec that nv-ipam refuses, or with too many exclusions by index."""
+    """The node's part of a pool; without a node, the part of all nodes. Raises CNIError 7 if
+    nv-ipam refuses the spec, or if the spec has too many exclusions by index."""
     spec = pool.spec
     form = _of_ippool if isinstance(pool, NvIPPool) else _of_cidrpool
     found, origins, size, others = form(spec, pool.status.allocations or (), node)
@@ -130,7 +131,7 @@ def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = N
     excluded = list(_read("spec.exclusions", parse_interval, runs))
     indexes = merged(Interval(e.start_index, e.end_index) for e in spec.per_node_exclusions or ())
     if any(not 0 <= each.first <= each.last < size for each in indexes):
-        raise invalid_config('"spec.perNodeExclusions" has indexes that no node has')
+        raise invalid_config(f'"spec.perNodeExclusions": use only indexes from 0 to {size - 1}')
     if len(indexes) * len(origins) > MOST_RUNS:
         raise invalid_config(
             f'"spec.perNodeExclusions" makes more than {MOST_RUNS} exclusions: write '
@@ -152,8 +153,8 @@ def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = N
 
 
 Form = tuple[NodePool, Sequence[int], int, Iterable[Interval]]
-"""A pool of one kind, the addresses where its indexes begin, how many indexes there are, and the
-addresses of other nodes."""
+"""A pool, the addresses at which its indexes begin, the number of its indexes, and the addresses of
+other nodes."""
 
 
 def _of_ippool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Form:
@@ -175,21 +176,21 @@ def _of_cidrpool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Fo
     length, index = spec.per_node_network_prefix, spec.gateway_index
     prefix = length + (whole.prefix - whole.family_prefix)
     if not length > 0 or not whole.prefix <= prefix <= 128:
-        raise invalid_config(f'"spec.perNodeNetworkPrefix": {whole} has no /{length}')
+        raise invalid_config(f'"spec.perNodeNetworkPrefix": a /{length} does not fit into {whole}')
     hosts = hosts_of(Network(whole.address, prefix))
     if index is not None and not hosts.first <= whole.address + index <= hosts.last:
-        raise invalid_config(f'"spec.gatewayIndex": {index} is outside of a /{length}')
+        raise invalid_config(f'"spec.gatewayIndex": a /{length} has no host with index {index}')
     static = spec.static_allocations or ()
     key = "spec.staticAllocations"
     given = dict(zip(_read(key, _network, (each.prefix for each in static)), static, strict=True))
     for network, each in given.items():
         _inside(network, key, each.gateway)
         if network.prefix != prefix or network.address not in whole:
-            raise invalid_config(f'"{key}": {each.prefix} is not a /{length} of {whole}')
+            raise invalid_config(f'"{key}": {each.prefix} is not a /{length} network in {whole}')
     key = "status.allocations"
     former = zip(_read(key, _network, (each.prefix for each in entries)), entries, strict=True)
     taken = [*given.items(), *((network, each) for network, each in former if network not in given)]
-    # An entry of an earlier spec is left alone.
+    # An entry of an earlier spec has no effect on `own`.
     mine = (one for one in taken if one[0].prefix == prefix and node and one[1].node == node)
     own = next((one for one in mine if one[0].address in whole), None)
     others = [Interval(n.address, n.last) for n, _ in taken if own is None or n != own[0]]
@@ -210,12 +211,12 @@ def _read(key: str, read: Callable[[str], T], written: Iterable[str]) -> Iterato
 def _network(written: str) -> Network:
     address, network = parse_interface(written)
     if address != network.address:
-        raise ValueError(f"{written} has bits behind its prefix")
+        raise ValueError(f"{written} has bits behind its prefix: write {network}")
     return network
 
 
 def _inside(network: Network, key: str, gateway: str) -> str:
-    """The gateway in its canonical form."""
+    """The gateway in canonical form; "" without a gateway."""
     try:
         if gateway and parse(gateway) not in network:
             raise ValueError(f"the gateway {gateway} is outside of {network}")
@@ -230,9 +231,9 @@ def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
 
 
 def address_pool(pool: NvPool) -> AddressPool:
-    """The AddressPool of a pool. Raises CNIError 7. Its network name has a slash, which no
-    definition's has, so no other pool has its addresses. Its blocks have a CIDRPool's prefix, or an
-    IPPool's block size rounded down to a power of two."""
+    """The AddressPool of a pool. Raises CNIError 7. The network name of a definition has no slash,
+    but this AddressPool's network name has one, so no definition's pool has its addresses. A block
+    has the size of a CIDRPool's prefix, or of an IPPool's block rounded down to a power of two."""
     found = node_pool(pool)
     network = parse_interface(found.network)[1]
     is_prefix = isinstance(pool, NvCIDRPool)
@@ -254,8 +255,8 @@ def address_pool(pool: NvPool) -> AddressPool:
 class NvPools:
     """Makes and updates an AddressPool for each pool of nv-ipam. Each leader has its own object.
 
-    `items` returns the known pools, `close` stops following them. `kept_out` has the addresses that
-    no pod gets, by AddressPool. An AddressPool that two pools share has no such addresses.
+    `items` returns the known pools, `close` stops following them. `kept_out` has, by the name of
+    the AddressPool, the addresses that no pod gets. It has none if two pools share an AddressPool.
     """
 
     def __init__(
@@ -270,8 +271,8 @@ class NvPools:
         self.kept_out: dict[str, Sequence[Interval]] = {}
 
     def keep(self, pools: dict[str, AddressPool], reports: "Reports", steps: "Steps") -> int:
-        """Bring the AddressPools up to date, on the API server and in `pools`; returns how many
-        pools get none. If several pools have the same range, the oldest pool decides.
+        """Bring the AddressPools up to date, on the API server and in `pools`. Returns how many
+        pools get no AddressPool. If several pools have the same range, the oldest pool decides.
         """
         wanted: dict[str, tuple[NvPool, AddressPool]] = {}
         self.kept_out = {}
@@ -285,21 +286,21 @@ class NvPools:
                 older = wanted.setdefault(name, (pool, made))
                 if older[1].spec != made.spec:
                     raise invalid_config(
-                        f"{older[0].key} has its range, and blocks of another size"
+                        f"{older[0].key} has the same range and another block size: use one size"
                     )
                 self.kept_out[name] = _excluded(node_pool(pool)) if older[0] is pool else ()
             except CNIError as error:
                 unusable += 1
-                reports.resource("InvalidPool", f"it gets no AddressPool: {error}", pool)
+                reports.resource("InvalidPool", f"this pool gets no AddressPool: {error}", pool)
 
         def write(made: AddressPool) -> None:
             name = made.metadata.name
-            with suppress(AlreadyExists, Conflict, NotFound):  # the next round sees it
+            with suppress(AlreadyExists, Conflict, NotFound):  # the next round reads it
                 if name in pools:
                     pools[name] = self._api.update(_changed(pools[name], made))
                 else:
                     pools[name] = self._api.create(made)
-                    _log.info("pool %s: made of nv-ipam's %s", name, wanted[name][0].key)
+                    _log.info("pool %s: made from nv-ipam's %s", name, wanted[name][0].key)
 
         due = (
             (name, made)
@@ -324,7 +325,7 @@ def following(namespace: str, api: ClusterApi, changed: Callable[[], None]) -> N
 
 
 def _changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
-    """The AddressPool with the fields that follow the pool. The administrator's fields stay."""
+    """The AddressPool `there`, with the values of `wanted` that depend on nv-ipam's pool."""
     most = wanted.spec.max_blocks_per_node or there.spec.max_blocks_per_node
     spec = replace(there.spec, block_size=wanted.spec.block_size, max_blocks_per_node=most)
     return replace(there, spec=spec)
@@ -332,7 +333,7 @@ def _changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
 
 @lru_cache(256)
 def _excluded(pool: NodePool) -> tuple[Interval, ...]:
-    """The pool's addresses that no pod gets unless it names one."""
+    """The pool's addresses that a pod gets only if it requests one of them."""
     if not pool.prefix:
         return tuple(map(parse_interval, pool.excluded))
     return range_of(pool).excluded

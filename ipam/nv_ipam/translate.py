@@ -1,7 +1,7 @@
 """Translates a definition of type `nv-ipam` into ordinary options on an AddressPool.
 
-The keys of its `ipam` object are nv-ipam's (pkg/cni/types/types.go). Unknown keys pass, as in
-nv-ipam. Keys of its daemon and its log (`daemonSocket`, `logFile`, ...) have no effect. The node's
+The keys of its `ipam` object are nv-ipam's (pkg/cni/types/types.go). Unknown keys are ignored, as
+in nv-ipam. Keys of its daemon and log (`daemonSocket`, `logFile`, ...) have no effect. The node's
 agent keeps the pools in a file next to the store (`importing`).
 """
 
@@ -25,9 +25,9 @@ from ipam.config.options import MOST_ADDRESSES, IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
-"""The domain of all pools' addresses. No network_name of a definition has a slash."""
+"""The domain of the addresses of all pools. A network_name of a definition has no slash."""
 LARGEST_BLOCK = 256  # addresses of a block; of a larger prefix, only the first are used
-MOST_PREFIXES = 4096  # of a CIDRPool, the lowest ones; one for each node
+MOST_PREFIXES = 4096  # most prefixes that nodes use of a CIDRPool, the lowest; one for each node
 
 TYPE = "nv-ipam"
 KINDS = ("ippool", "cidrpool")
@@ -38,9 +38,9 @@ T = TypeVar("T")
 class NvIpamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a call.
 
-    `pools` are keys ("ippool/NAME"), one address each, in the order of the result. At most one of
-    the other options is set: `requested` addresses as (JSON path, address), `gateway` for the
-    pool's gateway as the pod's address, `index` for the address of that index in the node's part.
+    `pools` are keys ("ippool/NAME"), in the order of the result. A pod gets one address of each. At
+    most one of the other options is set: `requested` has addresses as (JSON path, address);
+    `gateway` requests the pool's gateway; `index` requests this index in the node's part.
     """
 
     pools: tuple[str, ...]
@@ -71,7 +71,7 @@ def is_nv_ipam(network: NetworkConfig) -> bool:
 
 
 def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
-    """The options of a call. Raises CNIError 7, or 4 for CNI_ARGS, that names the key."""
+    """The options of a call. Raises CNIError 7, or 4 for CNI_ARGS, with the key in its text."""
     names, wishes, of_runtime = network.derived(_written)
     requested = _requested(of_runtime, wishes.ips, arguments)
     used = {
@@ -81,7 +81,7 @@ def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
     }
     named = [key for key, is_used in used.items() if is_used]
     if len(named) > 1:
-        raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: leave one out')
+        raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: remove one')
     return NvIpamOptions(
         pools=_pools(names, wishes, network.network),
         requested=requested,
@@ -108,13 +108,13 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
         where, names = "ipam.poolName", tuple((ipam.poolName or network).split(","))
     kind = wishes.poolType or ipam.poolType or KINDS[0]
     if kind.lower() not in KINDS:
-        raise invalid_config(
-            f'"poolType" is "{kind}": the kinds of pools are {" and ".join(KINDS)}'
-        )
+        raise invalid_config(f'"poolType" is "{kind}": set {" or ".join(KINDS)}')
     stripped = [name.strip() for name in names]
     wrong = next((name for name in stripped if not name or "/" in name), None)
     if wrong is not None:
-        raise invalid_config(f'"{where}" has "{wrong}", which cannot be the name of a pool')
+        raise invalid_config(
+            f'"{where}" has "{wrong}", which cannot be the name of a pool: correct it'
+        )
     keys = tuple(f"{kind.lower()}/{name}" for name in stripped)
     if len(keys) > MOST_ADDRESSES:
         raise invalid_config(
@@ -128,9 +128,9 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
 def _requested(
     of_runtime: Sequence[str], of_pod: Sequence[str], arguments: Arguments
 ) -> tuple[tuple[str, int], ...]:
-    """The request by the first of the three ways that is used.
+    """The requested addresses, from the first of three places that has any.
 
-    A prefix length is ignored, as in nv-ipam.
+    Ignores a prefix length, as nv-ipam does.
     """
     where, ips, code = "runtimeConfig.ips", of_runtime, Code.INVALID_CONFIG
     if not ips:
@@ -148,12 +148,12 @@ def _requested(
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The node's part of a pool, which has all of `network`; nothing if it is not `usable`.
+    """The node's part of a pool of `network`. If it is not `usable`, pods get no address of it.
 
-    No node hands out `excluded`. `status.allocations` gives `others` to other nodes. Both are runs
-    of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits): each node
-    has one such network, `own` once it is decided. The gateway has an `index` in each network. The
-    `gateway` of a CIDRPool is that of `own`.
+    No pod gets an address in `excluded`. `status.allocations` gives `others` to other nodes. Both
+    are runs of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits):
+    each node gets one such network, `own` once it is decided. The gateway has an `index` in each
+    network. The `gateway` of a CIDRPool is the gateway of `own`.
     """
 
     network: str
@@ -172,7 +172,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return parse_interface(self.network)[1]
 
     def prefix_at(self, address: int) -> Network:
-        """The network whose prefix length is written with the address."""
+        """The network of the address. The result shows the address with its prefix length."""
         bits = 128 - self.prefix
         return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
 
@@ -184,7 +184,7 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class NodePools(msgspec.Struct, frozen=True, kw_only=True):
     """All pools of a node, by key. `store` identifies the store with the imported reservations.
-    `why` is the reason if no pod gets an address now."""
+    `why` is the reason why no pod gets an address now, or ""."""
 
     pools: dict[str, NodePool] = {}
     store: str = ""
@@ -206,7 +206,9 @@ def read_pools(directory: Path) -> NodePools | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CNIError(Code.IO_FAILURE, f"cannot read {path}: {error.strerror}") from None
+        raise CNIError(
+            Code.IO_FAILURE, f"cannot read {path}: {error.strerror}: see that root can read it"
+        ) from None
 
 
 @lru_cache(4)
@@ -221,14 +223,14 @@ def _decoded(path: str, content: bytes) -> NodePools:
 
 
 class PoolRange(Range, frozen=True, kw_only=True):
-    """Addresses of a pool. A node's addresses have the prefix length of the pool. In a CIDRPool
-    they have the prefix length of the node's network."""
+    """Addresses of a pool. The result shows them with the prefix length of the pool, or in a
+    CIDRPool with the prefix length of the node's network."""
 
     pool: NodePool
     is_gateway: bool = False
 
     def restricted(self, intervals: Iterable[Interval]) -> Range:
-        """As Range.restricted, in the network of the first of these addresses."""
+        """Like Range.restricted, within the network of the first remaining address."""
         parts = merged(part for interval in intervals for part in self.within(interval))
         network = self.pool.prefix_at(parts[0].first if parts else self.first)
         whole = Range(
@@ -246,10 +248,10 @@ class PoolRange(Range, frozen=True, kw_only=True):
 def translate(
     config: NetworkConfig, arguments: Arguments, known: NodePools | None
 ) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
-    """The options of a call in our form, and the sets after the pod's own requests.
+    """The options of a call in our form, and the sets after the pod's requested addresses.
 
-    `known` are the node's pools. Raises CNIError 7 for a request that the pools cannot fulfil, 4
-    for CNI_ARGS, 11 if they cannot fulfil it now, 111 for an address of another node.
+    `known` are the node's pools. Raises CNIError 7 for a request that the pools cannot satisfy, 4
+    for wrong CNI_ARGS, 11 if the pools are not ready, 111 for an address of another node.
     """
     why = "this node has not read nv-ipam's pools yet" if known is None else known.why
     if known is None or why:
@@ -266,14 +268,14 @@ def translate(
         if address not in given:
             raise invalid_config(
                 f'"{where}": {text(address)} is in no pool of the network, or is the second '
-                "address from one pool: each pool gives one address"
+                "address of one pool: request one address of each pool"
             )
     plain = tuple(RangeSet((range_of(pool),)) for pool in pools)
     return IpamOptions(sets=plain, network_name=DOMAIN, pools=asked.pools), sets
 
 
 def declared(config: NetworkConfig, arguments: Arguments) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """The pools' names and requested addresses of a definition alone. Raises CNIError 7 or 4."""
+    """The names of pools and the requested addresses. Reads no pool. Raises CNIError 7 or 4."""
     asked = read_options(config, arguments)
     sets = tuple(
         fixed_set(each, Network(each, 128), domain=DOMAIN, gateway=None, where=where)
@@ -297,8 +299,8 @@ def _pool(key: str, known: NodePools) -> NodePool:
 def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     if asked.index is not None and not pool.prefix:
         raise invalid_config(
-            '"args.cni.allocateIPWithIndex" needs a node with one block, and podfabric leases '
-            'several to a node: ask for an address by "args.cni.ips" instead'
+            '"args.cni.allocateIPWithIndex" needs one block for each node, but a node may lease '
+            'several blocks: request an address in "args.cni.ips" instead'
         )
     for where, address in asked.requested:
         if address in pool.subnet:
@@ -306,31 +308,31 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     found = range_of(pool, is_gateway=asked.gateway, at=asked.index)
     if not found.parts and (asked.gateway or asked.index is not None):
         key = "allocateDefaultGateway" if asked.gateway else "allocateIPWithIndex"
-        raise invalid_config(f'"args.cni.{key}": {pool.key} has no such address for pods')
+        raise invalid_config(f'"args.cni.{key}": {pool.key} has no address for this key: remove it')
     return RangeSet((found,), fixed=asked.gateway and not pool.prefix)
 
 
 def _requested_range(pool: NodePool, where: str, address: int) -> Range:
     network = pool.prefix_at(address)
     if address == pool.gateway_of(network):
-        raise invalid_config(f"{text(address)} is the gateway of {pool.key}, which no pod gets")
+        raise invalid_config(f"{text(address)} is the gateway of {pool.key}: request another")
     if not is_within(address, (_hosts_of(pool, network),)):
         raise invalid_config(
-            f"{text(address)} of {pool.key} is not an address of a host in {network} that pods "
-            "get: ask for another"
+            f"{text(address)} of {pool.key} is not a host address that pods get in {network}: "
+            "request another address"
         )
     if is_within(address, map(parse_interval, pool.others)):
         raise CNIError(
             Code.ADDRESS_TAKEN,
-            f"{text(address)} of {pool.key} is another node's by the pool's status.allocations: "
-            "nothing was reserved; ask for another address",
+            f"status.allocations of {pool.key} gives {text(address)} to another node: "
+            "nothing was reserved; request another address",
         )
     return _range(pool, (Interval(address, address),), where=where)
 
 
 @lru_cache(128)
 def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None) -> Range:
-    """The node's addresses for pods, or the gateways, or those of index `at` in each prefix."""
+    """The node's addresses for pods, or the gateways, or the address at index `at` per prefix."""
     holes = merged(map(parse_interval, (*pool.excluded, *pool.others)))
     usable = list[Interval]()
     for network in prefixes_of(pool):
@@ -364,9 +366,9 @@ def _range(
 
 
 def prefixes_of(pool: NodePool) -> Iterator[Network]:
-    """The networks in which a node leases addresses. An IPPool gives its whole subnet.
+    """The networks of which a node uses addresses. For an IPPool, the whole subnet.
 
-    A CIDRPool gives the node's own network, or else the lowest networks that no other node has.
+    For a CIDRPool, the node's `own` network, or else the lowest networks that no other node has.
     """
     whole = pool.subnet
     if pool.own or not pool.prefix:
@@ -388,6 +390,6 @@ def hosts_of(network: Network) -> Interval:
 
 
 def _hosts_of(pool: NodePool, network: Network) -> Interval:
-    """The addresses of hosts that a node leases: the beginning of a large prefix."""
+    """The addresses of hosts that a node uses: only the beginning of a large prefix."""
     first, last = hosts_of(network)
     return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)

@@ -1,8 +1,8 @@
-"""Chooses the addresses of an attachment, or raises the reason why it gets none.
+"""Chooses the addresses of an attachment, or raises an error with the reason why it gets none.
 
-In a domain, each address is unique. Two domains may still be on one wire: an option makes a range
-private, and does not change the link. So an address is never given out that another domain holds on
-the same segment.
+In a domain, each address is unique. Two domains may still share a link, because an option can make
+a range private without a change of the link. So no attachment gets an address that another domain
+holds on the same segment.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ _DESCRIBED = 4  # ranges of a set in an error
 
 
 class Chooser:
-    """Chooses for one owner, whose addresses are used on `segment` ("" if unknown) from `since`.
-    The caller changes nothing in the store meanwhile. The cost is a lookup for each gap between
-    exclusions and addresses of other domains, for any size of a range."""
+    """Chooses addresses for one owner, for use on `segment` ("" if unknown) from `since`. The
+    caller changes nothing in the store meanwhile. The time depends on the number of exclusions and
+    of addresses that other domains hold, but not on the size of a range."""
 
     def __init__(self, tables: Tables, owner: Owner, segment: str, boot: str, since: int) -> None:
         self._tables = tables
@@ -35,9 +35,9 @@ class Chooser:
     def choose(
         self, sets: Sequence[RangeSet], alone: Sequence[Range]
     ) -> tuple[ReservedAddress, ...]:
-        """One address for each set, in their order. CNIError 103, 110, 111 or 121. Addresses that
-        the pod held in an earlier sandbox come first, then the lowest free ones. No other network
-        may hold an address of the ranges in `alone` on the segment."""
+        """Choose one address for each set, in the same order. Raises CNIError 103, 110, 111 or 121.
+        Prefers addresses that the pod held in an earlier sandbox, then the lowest free addresses.
+        No other network may hold an address of the ranges in `alone` on the segment."""
         self._require_absent(alone)
         held = self._held_before()
         chosen: dict[int, ReservedAddress] = {}
@@ -55,15 +55,15 @@ class Chooser:
         return reserved
 
     def _held_before(self) -> list[tuple[int, Reservation]]:
-        """The attachment's reservations of earlier boots, and its pod's of earlier sandboxes."""
+        """The attachment's reservations of earlier boots, and the pod's of earlier sandboxes."""
         own = self._tables.of_attachment(self._owner.attachment)
         alive = [reservation for reservation in own if reservation.boot == self._boot]
         if alive:
             held = ", ".join(reservation.address for reservation in alive)
             raise CNIError(
                 Code.ALREADY_ATTACHED,
-                f"{alive[0].holder} already holds {held}: nothing was changed; run DEL for it "
-                "before another ADD",
+                f"{alive[0].holder} already holds {held}: nothing was changed; run DEL for this "
+                "attachment before another ADD",
             )
         earlier = dict.fromkeys([*own, *self._tables.of_pod(self._owner)])
         return [(parse(reservation.address), reservation) for reservation in earlier]
@@ -71,7 +71,7 @@ class Chooser:
     def _kept(
         self, range_set: RangeSet, held_before: Sequence[tuple[int, Reservation]]
     ) -> ReservedAddress | None:
-        """An earlier address that the set still allows, from the same range if there is one."""
+        """An earlier address that the set still allows, if possible from the same range."""
         for same_range in (True, False):
             for range_ in range_set.ranges if held_before else ():
                 network = str(range_.network)
@@ -101,15 +101,15 @@ class Chooser:
             Code.NO_FREE_ADDRESS,
             "no free address in "
             + _descriptions(self._tables, range_set.ranges)
-            + ". Delete pods that no longer need one, or widen the range",
+            + ": delete pods that need no address any more, or widen the range",
         )
 
     def _next_free(self, range_: Range, address: int, last: int) -> int:
-        """The lowest address from `address` on that no domain holds.
+        """The lowest address, from `address` on, that no domain holds.
 
         Returns an address above `last` if all are held. A definition may have hundreds of ranges
-        over the same addresses, and they are searched under the store's lock: so one range skips in
-        a step what the search of another has passed.
+        with the same addresses, and the search holds the store's lock. So the search of a range
+        skips in one step the addresses that the search of another range has passed.
         """
         behind_each = self._behind.setdefault((range_.domain, str(range_.network)), {})
         passed: list[int] = []
@@ -130,11 +130,11 @@ class Chooser:
         return address
 
     def _held_by_others(self, range_: Range, first: int) -> range:
-        """The unbroken run of addresses from `first` on that other domains hold on this link.
+        """The unbroken run of addresses, from `first` on, that other domains hold on this link.
 
-        A network of the very same range and the other `enable_overlapping_ranges` is on the same
-        wire even if the link is unknown: the option is about *other* ranges, and whereabouts keeps
-        one pool for both.
+        A network with the same range and the opposite `enable_overlapping_ranges` counts as on the
+        same link even if the link is unknown. The option is only about *other* ranges, and
+        whereabouts keeps one pool for both networks.
         """
         domain, cidr = range_.domain, str(range_.network)
         on_segment = self._tables.on_segment(self._segment, first)
@@ -177,7 +177,7 @@ class Chooser:
     def _taken(self, range_: Range) -> AddressTaken:
         address = text(range_.first)
         if range_.first in self._used:
-            return AddressTaken(f"{range_.where}: {address} is asked for twice")
+            return AddressTaken(f"{range_.where}: {address} is requested twice: request it once")
         own = self._tables.at(range_.domain, range_.first)
         holder = own or next(iter(self._others(range_, range_.first)), None)
         return AddressTaken(
@@ -187,7 +187,7 @@ class Chooser:
         )
 
     def _require_absent(self, ranges: Sequence[Range]) -> None:
-        """CNIError 121 if another network holds an address of these ranges on the segment."""
+        """Raise CNIError 121 if another network holds an address of these ranges on the segment."""
         network = self._owner.attachment.network
         for domain in dict.fromkeys(range_.domain for range_ in ranges):
             own = [range_ for range_ in ranges if range_.domain == domain]
@@ -196,14 +196,14 @@ class Chooser:
                     first = next(each for each in own if each.first == interval.first)
                     raise CNIError(
                         Code.NOT_ALLOWED,
-                        f"{first.why_private}: a range of its own, while another network uses "
-                        f"addresses of {first} on the same link ({self._segment}), is not allowed "
-                        "for this namespace: remove it, or ask the administrator, who can list it "
-                        'in "set.private_ranges" of a rule',
+                        f"{first.why_private} makes {first} a private range, but another network "
+                        f"uses its addresses on the same link ({self._segment}): remove the "
+                        "option, or ask the administrator for a rule of this namespace with "
+                        '"set.private_ranges": [true]',
                     )
 
     def _require_quota(self, reserved: Sequence[ReservedAddress]) -> None:
-        """NotAllowed if the owner's pod or namespace would have too many addresses with these. An
+        """Raise NotAllowed if `reserved` gives the owner's pod or namespace too many addresses. An
         address that replaces one of an earlier sandbox does not count twice."""
         quota, pod = self._owner.quota, self._owner.pod
         if quota is None or not pod.name:
@@ -226,8 +226,8 @@ class Chooser:
             if most is not None and total > most:
                 raise NotAllowed(
                     f'"{key}": {who} have {held - replaced} addresses on this node, this '
-                    f"attachment asks for {len(reserved)}, and the rules "
-                    f"({', '.join(quota.rules[:8])}) allow {most}: have fewer networks or pods, or "
+                    f"attachment requests {len(reserved)}, and the rules "
+                    f"({', '.join(quota.rules[:8])}) allow {most}: use fewer networks or pods, or "
                     "ask the administrator",
                     key,
                     str(total),
@@ -258,7 +258,7 @@ def exhaustion(tables: Tables, sets: Iterable[RangeSet]) -> str | None:
 
 
 def _unbroken(first: int, held: Iterable[tuple[int, bool]]) -> range:
-    """The run of addresses from `first` on that are held and count; `held` is sorted."""
+    """The run of addresses, from `first` on, that are in `held` with True. `held` is sorted."""
     behind = first
     for address, counts in held:
         if address > behind:
@@ -269,7 +269,7 @@ def _unbroken(first: int, held: Iterable[tuple[int, bool]]) -> range:
 
 
 def _descriptions(tables: Tables, ranges: Sequence[Range]) -> str:
-    """A few ranges with how full they are: counting takes time under the store's lock."""
+    """A few ranges with their counts of held addresses. A count takes time under the lock."""
     held: dict[tuple[str, tuple[Interval, ...]], int] = {}
     texts = []
     for range_ in ranges[:_DESCRIBED]:

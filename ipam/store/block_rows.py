@@ -1,12 +1,12 @@
-"""Blocks of a cluster's addresses that this node leases: rows of the store next to reservations.
+"""The store's rows of blocks of cluster-wide addresses that this node leases.
 
-A row is written before the first address of the block is handed out, and is marked `returning`
-before the lease is given back (`ipam.leases`).
+A row is written before a pod gets an address of the block, and is marked `returning` before the
+node returns the lease (`ipam.leases`).
 
-A node may vanish without a proof that it is off. Perhaps only its connection failed and its pods
-still run. The controller drains its blocks instead of freeing them. The next holder probes each
-address of such a block before its first use. The pod's main plugin does this on the pod's
-interface, before it sets the address.
+A node may disappear without a proof that it is off. Perhaps only its connection failed, and its
+pods still run. So the controller drains the node's blocks instead of deleting them. The next holder
+probes each address of such a block before its first use. The pod's main plugin sends the probe from
+the pod's interface, before it sets the address.
 """
 
 from collections.abc import Iterable
@@ -19,13 +19,13 @@ from ipam.ranges import is_within, merged, outside
 from ipam.store.reservations import Reservation
 
 State = Literal["usable", "draining", "unconfirmed", "returning", "lost"]
-"""`draining`: the pool is draining, so nothing is handed out. `unconfirmed`: the API server shows
-that this store lacks changes. `returning`: the lease is being given back. `lost`: another node has
-the lease."""
+"""`draining`: the pool is draining, so no new pod gets an address. `unconfirmed`: the API server
+shows that this store lacks changes. `returning`: this node is returning the lease. `lost`: another
+node has the lease."""
 
 
 class Instance(NamedTuple):
-    """The store's identity at the API server. `machine` is where the identity was made."""
+    """The store's identity at the API server. `machine` is the machine that made it."""
 
     id: str
     machine: str
@@ -34,11 +34,11 @@ class Instance(NamedTuple):
 class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
-    The block gives out addresses for `domains` (`ranges.domain_of`), the domains of the pools in
-    `space`. No node hands out addresses in `kept_out`. The lease was `confirmed` at that time of
-    CLOCK_BOOTTIME in `boot`, and is good for `max_offline` seconds from then. `sticky` names the
-    one pod that the block is for (`ipam.leases.sticky`); "" means any. Addresses in `unprobed` are
-    probed before their first use, since a lost machine may use them. Another machine answered for
+    The block has addresses for `domains` (`ranges.domain_of`), the domains of the pools in `space`.
+    No pod gets an address in `kept_out`. The lease was `confirmed` at that time of CLOCK_BOOTTIME
+    in `boot`, and is valid for `max_offline` seconds after that time. `sticky` names the only pod
+    that may use the block (`ipam.leases.sticky`); "" means any pod. Addresses in `unprobed` are
+    probed before their first use, because a lost machine may use them. Another machine answered for
     addresses in `answered`. All intervals are sorted.
     """
 
@@ -74,7 +74,7 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return self.last - self.first + 1
 
     def is_confirmed(self, boot: str, now: float) -> bool:
-        """Whether the block may give addresses to new pods at `now` (CLOCK_BOOTTIME). Confirmations
+        """Whether new pods may get addresses of the block at `now` (CLOCK_BOOTTIME). Confirmations
         of other boots do not count."""
         is_recent = self.boot == boot and 0 <= now - self.confirmed < self.max_offline
         return self.state == "usable" and is_recent

@@ -1,6 +1,6 @@
 """Opens the store's database, runs transactions in it, and explains failures.
 
-SQLite's WAL keeps or drops a transaction as a whole, wherever a process dies.
+If a process dies, SQLite's WAL keeps or drops a transaction as a whole.
 """
 
 import sqlite3
@@ -40,7 +40,7 @@ SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
 
 
 class Damage(Exception):
-    """The store does not have the written data. The text describes the damage."""
+    """The store lacks or contradicts written data. The text describes the damage."""
 
 
 class OtherVersion(Damage):
@@ -48,17 +48,17 @@ class OtherVersion(Damage):
 
 
 UNREADABLE = (Damage, sqlite3.Error, UnicodeDecodeError)
-"""Errors of a damaged database. sqlite3 quotes what it could not parse (UnicodeDecodeError)."""
+"""Errors of a damaged database. sqlite3 raises UnicodeDecodeError for damaged text."""
 
 FAILURES = (*UNREADABLE, OSError, MemoryError)
 """Errors of a store: the system refuses an operation, or the files are damaged."""
 
 UNCHANGED = "nothing was changed"
-UNCERTAIN = "it is not certain whether the change was made: call DEL, or this again"
+UNCERTAIN = "it is not certain whether the change was made: call DEL, or repeat this call"
 
 _BUSY_TIMEOUT = 100  # milliseconds; only foreign programs ignore our lock
 _MOST_PAGES = 2048  # pages of the WAL before it is written back: 8 MiB, some 300 transactions
-_SEEN_LIMIT = 200  # characters
+_SEEN_LIMIT = 200  # most characters of SQLite's text in an error
 _REMEDY = (
     "see that the file system is mounted, writable and not full, and that the process may open "
     "more files"
@@ -71,9 +71,9 @@ class StoreMeta(NamedTuple):
 
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
-    """Open an existing database, and read only enough to see that this works. Without `shared`,
-    SQLite uses no shared memory: it needs room on the disk, and a truncated file would end the
-    process (SIGBUS)."""
+    """Open an existing database, and read just enough to see that it opens. Without `shared`,
+    SQLite uses no shared memory. Shared memory needs room on the disk, and a truncated file would
+    end the process (SIGBUS)."""
     uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
@@ -140,7 +140,7 @@ class Database:
             self.is_shared = self._kept
             self.connection = connect(self._path, shared=self.is_shared)
         except sqlite3.OperationalError:
-            # Not shared: another process keeps it open. Shared: shared memory finds no room.
+            # Either another process keeps the database open, or shared memory finds no room.
             self.is_shared = not self._kept
             self.connection = connect(self._path, shared=self.is_shared)
         try:
@@ -156,7 +156,7 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close the database. The last process to do so writes the WAL back."""
+        """Close the database. The last process that closes it writes the WAL back."""
         self.connection.close()
 
     def abandon(self) -> None:
@@ -166,8 +166,8 @@ class Database:
         self.connection.close()
 
     def look(self) -> None:
-        """Begin a read transaction, which sees one unchanged state. `end` ends this, or `change`
-        turns it into a write."""
+        """Begin a read transaction, which reads one unchanged state. `end` ends the transaction, or
+        `change` makes it a write transaction."""
         self._execute("BEGIN")
         self._read_meta()
 
@@ -178,8 +178,8 @@ class Database:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Write in one transaction, which is counted. Raises CNIError if the transaction failed and
-        may still be in the database. After any other error nothing was changed."""
+        """Write in one transaction, and count it. Raises CNIError if the transaction failed and its
+        changes may still be in the database. After any other error, nothing was changed."""
         seq = self.meta.seq
         try:
             if not self.connection.in_transaction:
@@ -199,9 +199,9 @@ class Database:
     def _was_undone(self, seq: int) -> bool:
         """Whether a failed transaction left no change in the database.
 
-        SQLite may have rolled it back. It may also have written all of it before it ran out of
-        memory. The database is opened again, to see what a later process will see. False if that
-        fails.
+        SQLite may have rolled the transaction back. SQLite may also have written all of it before
+        memory ran out. So this opens the database again, as a later process will do. Returns False
+        if the database does not open.
         """
         try:
             self.abandon()
@@ -213,7 +213,7 @@ class Database:
     def _read_meta(self) -> None:
         rows = self._execute("SELECT store, seq FROM meta").fetchall()
         if len(rows) != 1 or not isinstance(rows[0][1], int):
-            raise Damage("the row that identifies it cannot be read")
+            raise Damage("the row that identifies the store cannot be read")
         self.meta = StoreMeta(*rows[0])
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
@@ -232,8 +232,8 @@ def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CN
     if isinstance(error, OtherVersion):
         return CNIError(
             Code.STORE_DAMAGED,
-            f"the address store in {directory} is of another podfabric ({error}): {outcome}; "
-            "use the version that wrote it",
+            f"the address store in {directory} is of another podfabric version ({error}): "
+            f"{outcome}; use the version that wrote it",
         )
     if isinstance(error, Damage | UnicodeDecodeError):
         return _damaged(directory, str(error), outcome)
@@ -242,8 +242,8 @@ def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CN
     if isinstance(error, MemoryError):
         return CNIError(
             Code.IO_FAILURE,
-            f"cannot use the address store in {directory}: no memory is left: {outcome}; see that "
-            "the process may have more, and try again",
+            f"cannot use the address store in {directory}: no memory is left: {outcome}; raise "
+            "the memory limit of the process, and try again",
         )
     where = getattr(error, "filename", None) or directory
     reason = getattr(error, "strerror", None) or str(error)
@@ -274,13 +274,13 @@ def _explained_sqlite(error: sqlite3.Error, directory: Path, outcome: str) -> CN
         return CNIError(
             Code.TRY_AGAIN,
             f"{directory / DATABASE} is open in another program ({name}): {outcome}; "
-            "close it and try again",
+            "close that program and try again",
         )
     return _damaged(directory, f"{error} ({name})", outcome)
 
 
 def _damaged(directory: Path, seen: str, outcome: str) -> CNIError:
-    """The error for a damaged store. SQLite quotes what it read, in many lines."""
+    """The error for a damaged store, in one line of ASCII. SQLite may quote many damaged lines."""
     line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
     return CNIError(
         Code.STORE_DAMAGED,

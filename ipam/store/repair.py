@@ -1,9 +1,10 @@
 """Checks the store of a node, and builds it again.
 
-A new store is filled from the journal of attachments. Addresses that interfaces have in network
-namespaces and the journal lacks are given to no pod (`in_use`). Blocks come back from the API
-server (`leases.confirmation`) if the damaged file still names the lessee, which is the only row
-read from it. The damaged files are kept as `*.damaged-<time>`.
+A new store gets its reservations from the journal of attachments. If an interface in a network
+namespace has an address that the journal lacks, no pod gets this address (`AddressesInUse`). Only
+the store's identity and the lessee are read from the damaged file. If the lessee is readable, the
+blocks come back from the API server (`leases.confirmation`). The damaged files are kept as
+`*.damaged-<time>`.
 """
 
 import os
@@ -59,9 +60,10 @@ class LivingAddress(NamedTuple):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """The addresses by the attachments' journal and by the kernel, in this `boot`. `journal` has
-    the addresses of attachments. `begun` are the start times (since 1970) of ADDs whose addresses
-    are not in the journal yet. `unseen` names the attachments that could not be looked at."""
+    """The addresses that pods have by the journal and by the kernel, in this `boot`. `journal` has
+    the addresses of attachments, `living` the addresses of interfaces. `begun` are the start times
+    (since 1970) of ADDs whose addresses are not in the journal yet. `unseen` names the attachments
+    whose interfaces could not be read."""
 
     boot: str = ""
     journal: tuple[Reservation, ...] = ()
@@ -75,7 +77,7 @@ FactsOf = Callable[[], NodeFacts]
 
 
 class AddressesInUse:
-    """Addresses that interfaces have and no attachment reserved. No pod gets them."""
+    """Addresses that interfaces have but no attachment reserved. No pod gets them."""
 
     def __init__(self, found: Iterable[LivingAddress] = ()) -> None:
         every = sorted((parse(each.address), each) for each in found)
@@ -95,8 +97,8 @@ _NO_FACTS = NodeFacts()
 
 
 def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
-    """Whether the store is sound and has the addresses of the attachments' journal. Changes nothing
-    and holds up no call. Passes each problem to `say`."""
+    """Whether the store is undamaged and has all addresses of the attachments' journal. Changes
+    nothing, and delays no call. Passes each problem to `say`."""
     try:
         with snapshot(directory) as tables:
             if tables is not None:
@@ -107,18 +109,18 @@ def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
         say(error.message)
         return False
     for entry in missing:
-        say(f"{entry.address} of {entry.holder} is in the journal and not in the store")
+        say(f"{entry.address} of {entry.holder} is in the journal but not in the store")
     for living in free:
         say(
-            f"{living.address} on {living.ifname} in {living.namespace} is in a range and not "
-            "reserved: if it is on the same link, exclude it, or keep it from pods with "
-            "`podfabric ipam fsck --rebuild`"
+            f"{living.address} on {living.ifname} in {living.namespace} is in a range but not "
+            "reserved: if the interface is on the same link, exclude the address, or run "
+            "`podfabric ipam fsck --rebuild` to keep it from pods"
         )
     return not missing
 
 
 def rebuild(directory: Path, say: Say) -> None:
-    """Set the store's files aside. The next opening fills a new store. CNIError 5 or 11."""
+    """Set the store's files aside. The next opening fills a new store. Raises CNIError 5 or 11."""
     with locked(directory) as lock:
         replace(directory, lock, say)
 
@@ -146,7 +148,7 @@ def new_store() -> StoreMeta:
 
 
 def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> None:
-    """Put an empty database in place in one step. The old one and its WAL are gone."""
+    """Replace the database by an empty database in one step. The old files are gone."""
     temporary = database.with_name(f"{database.name}.new")
     remove(temporary)
     try:
@@ -165,7 +167,7 @@ def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> No
 
 def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
     """Add the journal's reservations that the store lacks. If there are any, or changes were
-    `lost`, the API server must confirm all blocks again: a lease may have ended."""
+    `lost`, the API server must confirm all blocks again, because a lease may have ended."""
     missing = absent(tables, facts)
     if missing or lost:
         with tables.change():
@@ -178,7 +180,7 @@ def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
 def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
     """The journal's reservations that the store lacks.
 
-    If an address has two, that of this boot counts.
+    If an address has two reservations, the reservation of this boot counts.
     """
     missing: dict[tuple[str, str], Reservation] = {}
     for entry in sorted(facts.journal, key=lambda entry: entry.boot == facts.boot):
@@ -197,7 +199,7 @@ def unreserved(tables: Tables, facts: NodeFacts) -> list[LivingAddress]:
 
 
 def _in_ranges(tables: Tables, living: Iterable[LivingAddress]) -> list[LivingAddress]:
-    """The addresses in a range that has reservations."""
+    """The addresses that lie in a range with reservations."""
     ranges = [parse_interface(cidr)[1] for _, cidr in tables.ranges()]
     networks = [network for network in ranges if network.prefix < 128]
     return [each for each in living if any(parse(each.address) in network for network in networks)]

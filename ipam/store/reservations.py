@@ -10,8 +10,8 @@ from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range
 
 UNNAMED = " imported"
-"""The network of reservations from a store without network names. The leading space keeps it apart
-from real names. Container and interface identify the attachment."""
+"""The network of reservations from a store without network names. Real names have no leading
+space. Container and interface identify the attachment."""
 
 
 def unnamed(attachment: Attachment) -> Attachment:
@@ -28,7 +28,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """An attachment, its pod as far as the runtime named it, and the pod's quota."""
+    """An attachment, its pod (by the names that the runtime sent), and the pod's quota."""
 
     attachment: Attachment
     pod: Pod = Pod()
@@ -38,9 +38,9 @@ class Owner(msgspec.Struct, frozen=True):
 class Reservation(msgspec.Struct, frozen=True):
     """An address held by an attachment. The fields are in the order of the columns.
 
-    `domain` is where the address is unique, `range` the network it was taken from (CIDR), `boot`
-    the boot in which it was taken, `since` seconds since 1970. `segment` is the link it is used on,
-    "" if unknown: all hosts on one segment can hear each other.
+    The address is unique in its `domain`. `range` is the network of its range (CIDR). It was
+    reserved in the boot `boot`, at the time `since` (seconds since 1970). `segment` is the link on
+    which it is used, "" if unknown. All hosts on one segment can reach each other.
     """
 
     domain: str
@@ -72,17 +72,18 @@ class Reservation(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
 
     def is_of(self, pod: Pod) -> bool:
-        """Whether the pod holds it: by uid if both have one, else by namespace and name."""
+        """Whether the pod holds the reservation: by uid if both have a uid, else by namespace and
+        name."""
         if self.uid and pod.uid:
             return self.uid == pod.uid
-        # A name alone does not identify a pod: podman and bare CNI_ARGS send one for everything.
+        # A name without a namespace identifies no pod: podman and bare CNI_ARGS may send one.
         named = pod.namespace != "" and pod.name != ""
         return named and (self.namespace, self.pod) == (pod.namespace, pod.name)
 
 
 class AddressTaken(CNIError):
-    """A requested address is in use. The caller sees the message. `holder` is for the operator
-    alone, since it may be another tenant's pod."""
+    """A requested address is in use. The caller sees the message. Only the operator sees
+    `holder`, because it may be another tenant's pod."""
 
     def __init__(self, message: str, holder: str = "") -> None:
         super().__init__(Code.ADDRESS_TAKEN, message)
@@ -101,22 +102,22 @@ class AddressInUse(CNIError):
             Code.TRY_AGAIN,
             f"another machine on the link already has {listed}: the next try uses another "
             "address; find that machine by its hardware address: it may be a lost node that still "
-            "runs; if it is not of the cluster, exclude the address",
+            "runs; if it is not a node of the cluster, exclude the address",
         )
 
 
 class AddressUnprobed(CNIError):
-    """An address is set without a probe, although another machine may use it."""
+    """An interface gets an address without a probe, although another machine may use it."""
 
     def __init__(self, addresses: Sequence[str], why: str) -> None:
         super().__init__(
             Code.TRY_AGAIN,
-            f"{', '.join(addresses)} may be used by another machine, and was not probed: {why}",
+            f"another machine may use {', '.join(addresses)}, but there was no probe: {why}",
         )
 
 
 class ReservedAddress(msgspec.Struct, frozen=True):
-    """An address that `reserve` gave out, its range, and the reservation that it replaced."""
+    """A newly reserved address, its range, and the reservation that it replaced."""
 
     range: Range
     reservation: Reservation
@@ -124,16 +125,16 @@ class ReservedAddress(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The result of one `reserve`, in the order of its range sets: all that `undo` needs. Addresses
-    in `unprobed` must be probed before they are set."""
+    """The result of one `reserve`, in the order of its range sets. `undo` needs only this.
+    Addresses in `unprobed` must be probed before they are set."""
 
     granted: tuple[ReservedAddress, ...] = ()
     unprobed: tuple[str, ...] = ()
 
 
 class RangeUsage(msgspec.Struct, frozen=True):
-    """How full a range is, of the addresses that it may hand out. `used` counts all held addresses
-    of its `domain`, including those of earlier boots."""
+    """How many addresses of a range are held and free. `used` counts all held addresses of its
+    `domain`, including those of earlier boots."""
 
     domain: str
     range: str

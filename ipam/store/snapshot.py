@@ -1,7 +1,7 @@
 """The store's lock, and reads that do not block writers.
 
 Every transaction of a call holds the lock. A reader holds the lock only while it opens and closes
-the database: SQLite keeps the state of the start for the reader.
+the database. Meanwhile, SQLite shows the reader the state at its start.
 """
 
 import os
@@ -19,7 +19,7 @@ from ipam.store.tables import Tables
 LOCK = "lock"
 LOCK_TIMEOUT = 30.0  # seconds; kubelet gives a sandbox 2 min
 _PAUSE = 0.005  # seconds between two tries to lock; a transaction takes about 3 ms
-_LENGTH = 80  # bytes of the line
+_LENGTH = 80  # bytes of the line in the lock file
 
 
 class Noted(NamedTuple):
@@ -34,7 +34,7 @@ class StoreLock(LockFile):
 
     SQLite cannot detect a truncated WAL or an older copy of the database. So the lock file has a
     line that counts transactions in this boot. The line is written after a commit, in place and not
-    synced. A line that is late, damaged or missing costs only this check.
+    synced. If the line is old, damaged or missing, only this check is lost.
     """
 
     def __init__(self, directory: Path, *, stay_open: bool = False) -> None:
@@ -82,8 +82,8 @@ def take(lock: LockFile, directory: Path, timeout: float) -> None:
         path = f"{directory}/{LOCK}"
         raise CNIError(
             Code.TRY_AGAIN,
-            f"the lock {path} of the address store has been held by another process for "
-            f"{timeout:.2g} s: nothing was changed; try again, and see who holds it "
+            f"another process has held the lock {path} of the address store for "
+            f"{timeout:.2g} s: nothing was changed; try again, and find that process "
             f"(fuser {path})",
         ) from None
     except OSError as error:
@@ -144,5 +144,5 @@ def opened(directory: Path, *, kept: bool) -> Tables | None:
     if has_content(directory / DATABASE):
         return Tables(directory / DATABASE, kept=kept)
     if has_content(directory / WAL):
-        raise Damage(f"{DATABASE} is missing or empty, and its WAL is not")
+        raise Damage(f"{DATABASE} is missing or empty, but its WAL is not")
     return None

@@ -25,8 +25,8 @@ MOST = 256  # ranges in the metrics
 
 
 class SqliteStore:
-    """The reservations of this node. `files` is the store's directory, which is opened for each
-    call, or an object that opens it. `boot` identifies this boot. Reservations of other boots are
+    """The reservations of this node. `files` opens the store; a directory is opened for each call.
+    `boot` identifies this boot. Reservations of other boots are
     stale: their pods may get them back until a sweep, or a full range, releases them all."""
 
     def __init__(
@@ -48,12 +48,12 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """One address of each set for `owner`, to be used on `segment`: all or none.
+        """Reserve one address of each set for `owner`, for use on `segment`: all or none.
 
-        No other domain holds one of them on the same segment. Raises CNIError 103 if the attachment
-        holds addresses already, 110 if a set has no free address, AddressTaken if a fixed address
-        is held by another owner, and 121 if another network holds an address of a range in `alone`
-        on the segment, or if the owner's quota is too small.
+        No other domain holds one of these addresses on the same segment. Raises CNIError 103 if the
+        attachment already holds addresses, 110 if a set has no free address, and AddressTaken if
+        another owner holds a fixed address. Raises CNIError 121 if another network holds an address
+        of a range in `alone` on the segment, or if the owner's quota is too small.
         """
         return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
 
@@ -65,7 +65,7 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """As `reserve`, from the sets that `seen` returns for the present tables.
+        """Like `reserve`, with the sets that `seen` returns for the present tables.
 
         Reserves nothing if `seen` returns no set.
         """
@@ -95,7 +95,7 @@ class SqliteStore:
     def settle_probes(
         self, silent: Collection[Reservation], answered: Collection[Reservation]
     ) -> None:
-        """Record the results of probes. Addresses in `answered` are not handed out any more."""
+        """Record the results of probes. No later pod gets an address in `answered`."""
         with self._files.transaction() as tables:
             changed = []
             for block in tables.unprobed():
@@ -109,7 +109,7 @@ class SqliteStore:
                         tables.put_block(block)
 
     def undo(self, grant: Grant) -> None:
-        """Undo one `reserve`: restore what it replaced, and leave later changes alone."""
+        """Undo one `reserve`: restore the reservations that it replaced, and keep later changes."""
         with self._files.transaction() as tables:
             put, drop = [], []
             for reserved in grant.granted:
@@ -117,8 +117,8 @@ class SqliteStore:
                 held = tables.at(reservation.domain, parse(reservation.address))
                 if held != reservation:
                     continue
-                # An earlier sandbox of this boot is gone. Its DEL may have come already: then no
-                # call would release the address again.
+                # An earlier sandbox of this boot is gone. Its DEL may have run already: then no
+                # call would release a restored address.
                 if reserved.replaced is None or reserved.replaced.boot == self.boot:
                     drop.append(reservation)
                 else:
@@ -147,7 +147,7 @@ class SqliteStore:
             return self._drop_stale(tables)
 
     def forget(self, reservation: Reservation) -> None:
-        """Free one address for an operator. CNIError 11 if its reservation has changed."""
+        """Free one address for an operator. Raises CNIError 11 if its reservation has changed."""
         with self._files.transaction() as tables:
             if tables.at(reservation.domain, parse(reservation.address)) != reservation:
                 raise CNIError(
@@ -170,7 +170,7 @@ class SqliteStore:
         return sorted(held, key=lambda reservation: parse(reservation.address))
 
     def exhausted(self, sets: Sequence[RangeSet]) -> str | None:
-        """The reason if `reserve` of these sets would fail for a new owner, or `None`."""
+        """The reason why `reserve` of these sets would fail for a new owner, or `None`."""
         with self._files.handing_out() as tables:
             unused = self._files.unused(tables, sets)
             full = exhaustion(tables, unused)
@@ -184,7 +184,7 @@ class SqliteStore:
             seen(tables)
 
     def usage(self, asked: Sequence[Range]) -> list[RangeUsage]:
-        """How full these ranges are, and the whole networks of other reserved ranges."""
+        """The usage of these ranges, and of the whole networks of other reserved ranges."""
         with self._files.snapshot() as tables:
             return [] if tables is None else usage_of(tables, asked)
 
@@ -195,7 +195,7 @@ class SqliteStore:
     def load(self, reservations: Sequence[Reservation]) -> int:
         """Add all missing reservations, or none after an error. Returns their number.
 
-        CNIError 111 if another holder has an address.
+        Raises CNIError 111 if another holder has one of the addresses.
         """
         new: dict[tuple[str, str], Reservation] = {}
         conflicts = []
@@ -212,14 +212,14 @@ class SqliteStore:
             if conflicts:
                 raise CNIError(
                     Code.ADDRESS_TAKEN,
-                    f"nothing was imported: {'; '.join(conflicts)}",
+                    f"nothing was imported, because addresses are taken: {'; '.join(conflicts)}",
                     str(len(conflicts)),
                 )
             self._write(tables, put=list(new.values()))
         return len(new)
 
     def _drop_stale(self, tables: Tables) -> list[Reservation]:
-        """Release reservations of other boots: no sandbox outlives its boot."""
+        """Release reservations of other boots, because no sandbox outlives its boot."""
         stale = tables.of_other_boots(self.boot)
         if stale:
             with tables.change():
@@ -247,8 +247,8 @@ def _interval(reservation: Reservation) -> Interval:
 
 
 def _is_same(held: Reservation, new: Reservation) -> bool:
-    """Whether the holder is the one to import. The import may lack the network's name, and the pod
-    may have a new sandbox since."""
+    """Whether both reservations are of one holder. An import may lack the network's name, and the
+    pod may have a new sandbox meanwhile."""
     if held.attachment == new.attachment:
         return True
     is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
@@ -265,7 +265,7 @@ class SeenRanges:
         self._ranges: OrderedDict[tuple[object, ...], Range] = OrderedDict()
 
     def see(self, sets: Iterable[RangeSet]) -> None:
-        """Remember the ranges of a network. Forgets the ranges that were not seen for longest."""
+        """Record the ranges of a network. Drops the ranges that were not seen for longest."""
         with self._lock:
             for range_set in sets:
                 for range_ in range_set.ranges:
@@ -281,9 +281,9 @@ class SeenRanges:
 
 
 def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
-    """The usage of the ranges in `asked`, and of whole networks for other reserved ranges. With too
-    many ranges, those without a reservation are left out first. The cost is a step for each run of
-    taken addresses and a step of SQLite for each reservation."""
+    """The usage of the ranges in `asked`, and of whole networks for other reserved ranges. Of
+    more than MOST ranges, leaves out ranges without a reservation first. Takes a step for each run
+    of taken addresses, and a step of SQLite for each reservation."""
     named = {(range_.domain, range_.network) for range_ in asked}
     ranges = {(range_.domain, _spelling(range_)): range_ for range_ in asked}
     for range_ in _others(tables, named):
@@ -301,7 +301,7 @@ def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
         try:
             network = parse_interface(cidr)[1]
         except ValueError:
-            raise Damage(f"a reservation is from the range {cidr!r}") from None
+            raise Damage(f"a reservation has the unreadable range {cidr!r}") from None
         if (domain, network) in named or network.prefix == 128:  # a single address
             continue
         first, last = of_network(network, use_all=network.prefix == 127)

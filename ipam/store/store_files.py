@@ -1,14 +1,14 @@
 """Opens a store's files, checks them, and closes them.
 
-An agent keeps them open between transactions. A process for one call or command does not. The lock
-is held for a transaction only. SQLite shows the commits of other processes, but cannot see that a
-file was replaced or changed by a program that is not SQLite. So the files' status is compared
-before each transaction.
+An agent keeps the files open between transactions. A process for one call or command does not. The
+lock is held only during a transaction. SQLite shows the commits of other processes. But SQLite does
+not notice that another program replaced or changed a file. So each transaction first compares the
+files' status.
 
-A process that hands out addresses can read the node's `facts`. It checks the database when it opens
-it for the first time, or after another program changed files, and builds a damaged one again
-(`repair`). If changes were lost, this process compares the store with the facts. Each process that
-opens the store later in this boot does the same.
+A process that reserves addresses can read the node's `facts`. It checks the database at the first
+opening, and after another program changed files. It rebuilds a damaged database (`repair`). If
+changes were lost, it compares the store with the facts. Each process that opens the store later in
+this boot also compares them.
 """
 
 import threading
@@ -42,9 +42,9 @@ _CLOSE_TIME = 2.0  # seconds
 
 
 class StoreFiles:
-    """The files of the store in `directory`, for one transaction at a time, of any thread. `kept`:
-    they stay open between transactions, until `close`. Without `facts`, a damaged store is an
-    error, and a missing one is a new one."""
+    """The files of the store in `directory`, for one transaction at a time, of any thread. If
+    `kept`, they stay open between transactions, until `close`. Without `facts`, a damaged store is
+    an error, and a missing store is made new."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class StoreFiles:
 
     @contextmanager
     def handing_out(self) -> Iterator[Tables]:
-        """`transaction`, to hand out addresses. Also raises CNIError 11 soon after a loss."""
+        """A `transaction` that reserves addresses. Also raises CNIError 11 soon after a loss."""
         with self.transaction() as tables:
             if self._lost_at is not None:
                 self._settle_loss(tables, self._lost_at)
@@ -116,7 +116,7 @@ class StoreFiles:
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
-        """The sets without addresses that interfaces have and no attachment reserved."""
+        """The sets without addresses that interfaces have but no attachment reserved."""
         if not self._in_use.addresses:
             return sets
         ranges = [range_ for range_set in sets for range_ in range_set.ranges]
@@ -134,12 +134,12 @@ class StoreFiles:
 
     def _unused(self, tables: Tables, range_: Range) -> Range:
         addresses = [parse(each.address) for each in self._in_use.within(range_)]
-        # An import may have reserved it since.
+        # An import may have reserved the address since.
         free = [address for address in addresses if tables.at(range_.domain, address) is None]
         return range_.without(free)
 
     def _count(self, tables: Tables) -> None:
-        """Count the commits, before the call answers."""
+        """Count the commits in the lock file, before the call answers."""
         if tables.meta.seq > self._seq:
             self._seq = tables.meta.seq
             noted = self._lock.noted()
@@ -149,8 +149,8 @@ class StoreFiles:
     def close(self) -> None:
         """Close the files, and keep none open from now on.
 
-        A running transaction keeps its files open. Makes nothing if the directory is gone. May be
-        called again.
+        A running transaction keeps its files open. Creates no file if the directory is gone. A
+        second call does nothing.
         """
         if self._closed:
             return
@@ -192,7 +192,7 @@ class StoreFiles:
             return tables
         # A WAL that a kill left may belong to another copy of the database.
         is_suspect = noted.lost or self._seq > 0 or has_content(self.directory / WAL)
-        # Noted before the act, for the next process after a kill.
+        # The loss is noted before the rebuild, for the next process after a kill.
         lost = not has_content(self.directory / DATABASE) and self._is_known_to_journal()
         if lost:
             self._lock.note(Noted(noted.seq, lost=True))
@@ -228,8 +228,8 @@ class StoreFiles:
         return any(each.boot == facts.boot for each in facts.journal)
 
     def _look(self, tables: Tables, *, lost: bool) -> None:
-        """Compare the store with the node's facts. After a loss just now, pods may have addresses
-        that the facts do not show yet."""
+        """Compare the store with the node's facts. If changes were `lost` just now, pods may have
+        addresses that the facts do not show yet."""
         assert self._facts is not None
         if lost:
             self._lost_at = time.time()
@@ -247,18 +247,18 @@ class StoreFiles:
         self._lock.note(Noted(self._seq, lost=True))
 
     def _settle_loss(self, tables: Tables, lost_at: float) -> None:
-        """Read the node's facts again after a loss. CNIError 11 while they may be incomplete."""
-        why = "pods may have been given addresses that do not show yet"
+        """Read the node's facts again after a loss. Raises CNIError 11 if they are incomplete."""
+        why = "pods may have addresses that are not visible yet"
         if self._facts is not None and time.time() - lost_at >= SETTLE:
             facts = self._facts()
             if not facts.unseen and not any(begun <= lost_at for begun in facts.begun):
                 self._compare(tables, facts, lost=False)
                 self._lost_at = None
                 return
-            why = "an ADD that began before that is not over"
+            why = "an ADD that began before the loss still runs"
             for unseen in facts.unseen[:1]:  # it may name another tenant's attachment
-                self._report(f"address store: not looked at: {unseen}")
-                why = "not all of the node could be looked at (see the agent's log)"
+                self._report(f"address store: could not read: {unseen}")
+                why = "some attachments could not be read (see the agent's log)"
         raise CNIError(
             Code.TRY_AGAIN,
             f"the address store in {self.directory} lost changes and was built again: {why}: no "
@@ -266,15 +266,15 @@ class StoreFiles:
         )
 
     def _settle(self) -> None:
-        """Record the files' status after a transaction, unless they are other files."""
+        """Record the files' status after a transaction, unless the files were replaced."""
         database, wal = self._versions()
         if not _is_another(self._files, (database, wal)):
             self._files = database, wal
 
     def _close(self, error: BaseException | None = None) -> None:
-        """Close the files, after `error` if there was one. Files that another program changed are
-        not written to, since the WAL may not be theirs. Damaged files are not written to either,
-        and are read in full at the next opening."""
+        """Close the files, after `error` if there was one. Does not write to files that another
+        program changed, because the WAL may be of another database. Does not write to damaged
+        files either: the next opening reads them in full."""
         tables, self._tables = self._tables, None
         if tables is None:
             return

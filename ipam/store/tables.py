@@ -1,7 +1,7 @@
 """Reads and writes the tables: reservations, runs of taken addresses, leased blocks.
 
-Reservations and runs hold the same addresses in two forms. They are compared before an address is
-handed out or released. `Damage` if they differ.
+Reservations and runs have the same addresses in two forms. Each change of an address compares both
+forms, and raises Damage if they differ.
 """
 
 import json
@@ -95,7 +95,7 @@ class Tables(Database):
         return [reservation for reservation in by_place if reservation.is_of(pod)]
 
     def count_of_namespace(self, namespace: str, boot: str) -> int:
-        """How many addresses the namespace's pods were given in this boot."""
+        """How many addresses the namespace's pods hold since this boot."""
         (count,) = self._execute(
             "SELECT COUNT(*) FROM reservation INDEXED BY by_name "
             "WHERE namespace = ? AND pod != '' AND boot = ?",
@@ -104,7 +104,7 @@ class Tables(Database):
         return int(count)
 
     def on_segment(self, segment: str, address: int) -> Iterator[tuple[int, str]]:
-        """The addresses from `address` on that are held on a segment, lowest first, each with its
+        """The held addresses on a segment, from `address` on, lowest first, each with its
         domain. An unknown segment ("") has none."""
         for key, domain in self._execute(
             "SELECT address, domain FROM reservation INDEXED BY by_segment "
@@ -114,7 +114,7 @@ class Tables(Database):
             yield _address_of(key), domain
 
     def in_domain(self, domain: str, address: int) -> Iterator[tuple[int, str]]:
-        """The addresses from `address` on that are held in the domain, each with its range."""
+        """The held addresses in the domain, from `address` on, each with its range."""
         for key, network in self._execute(
             "SELECT address, range FROM reservation WHERE domain = ? AND address >= ? "
             "ORDER BY address",
@@ -123,7 +123,7 @@ class Tables(Database):
             yield _address_of(key), network
 
     def is_used(self, domain: str, interval: Interval, segment: str, network: str) -> bool:
-        """Whether another network and domain hold an address of `interval` on `segment`."""
+        """Whether another network in another domain holds an address of `interval` on `segment`."""
         ((used,),) = self._execute(
             "SELECT EXISTS (SELECT 1 FROM reservation INDEXED BY by_segment WHERE segment = ? "
             "AND segment != '' AND address BETWEEN ? AND ? AND domain != ? AND network != ?)",
@@ -156,7 +156,7 @@ class Tables(Database):
         return map(_seen, self._execute(f"SELECT {_BLOCK_COLUMNS} FROM block ORDER BY name"))
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
-        """The blocks that give out addresses of the interval in the domain, lowest first."""
+        """The blocks of the domain that have addresses of the interval, lowest first."""
         rows = self._execute(
             f"SELECT {_BLOCK_COLUMNS} FROM block WHERE first <= ? AND last >= ? ORDER BY first",
             (_key_of(interval.last), _key_of(interval.first)),
@@ -178,7 +178,7 @@ class Tables(Database):
         return None if row is None else Instance(*row)
 
     def verify_pages(self) -> None:
-        """Check the structure alone, which takes a tenth of the time of `verify`."""
+        """Check only the structure. This takes a tenth of the time of `verify`."""
         self._require_ok("quick_check")
 
     def _require_ok(self, check: str) -> None:
@@ -197,14 +197,14 @@ class Tables(Database):
         list(self.blocks())
 
     def put(self, reservation: Reservation) -> None:
-        """Record a reservation. It replaces an earlier one of the address."""
+        """Record a reservation. Replaces an earlier reservation of the address."""
         address = parse(reservation.address)
         domain, row = reservation.domain, _reservation_row(reservation)
         before, after = self._runs_around(domain, address)
         if before is not None and before.last >= address:
             if self.at(domain, address) is None:
                 raise Damage(
-                    f"{reservation.address} has no reservation, and a run of taken addresses has it"
+                    f"{reservation.address} is in a run of taken addresses, but has no reservation"
                 )
             self._execute(f"REPLACE INTO reservation VALUES ({_MARKS})", row)
             return
@@ -212,7 +212,7 @@ class Tables(Database):
             self._execute(f"INSERT INTO reservation VALUES ({_MARKS})", row)
         except sqlite3.IntegrityError:
             raise Damage(
-                f"{reservation.address} is held among the reservations and free among the runs"
+                f"{reservation.address} has a reservation, but is in no run of taken addresses"
             ) from None
         self._take(domain, address, before, after)
 
@@ -266,7 +266,7 @@ class Tables(Database):
     def _indexed(
         self, where: str, values: tuple[str, ...], fits: Callable[[Reservation], bool]
     ) -> list[Reservation]:
-        """The reservations that an index finds. Raises Damage if one does not fit."""
+        """The reservations that an index finds. Raises Damage if one does not fit the index."""
         keys = self._execute(f"SELECT domain, address FROM reservation {where}", values).fetchall()
         found = [self.at(domain, _address_of(key)) for domain, key in keys]
         held = [each for each in found if each is not None and fits(each)]
@@ -283,7 +283,8 @@ class Tables(Database):
         return None if row is None else _run_of(row)
 
     def _runs_around(self, domain: str, address: int) -> tuple[Interval | None, Interval | None]:
-        """The last run that begins at `address` or below, and one that begins right above it."""
+        """The last run that begins at `address` or below, and the run that begins at the next
+        address."""
         rows = self._execute(
             "SELECT domain, first, last FROM run WHERE domain = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 2",

@@ -64,7 +64,7 @@ def test_executable_of_the_requests_path_is_never_started(
     delegate = Delegate.install(node.paths.state / "tenant", ipam_type)
     reply = _call(node, command, ipam_type, path=str(delegate.directory))
     assert reply.code == 0
-    assert f'IPAM plugin "{ipam_type}" was not asked' in reply.notes
+    assert f'IPAM plugin "{ipam_type}" was not called' in reply.notes
     assert delegate.commands == []
 
 

@@ -133,7 +133,7 @@ def test_del_without_its_delegate_succeeds_if_no_add_has_called_it(
     node.allow(use={"ipamTypes": ["nowhere"]})
     outcome = node.call(subject, "DEL", subject.config(ipam={"type": "nowhere"}))
     OK.met_by(outcome)
-    assert 'IPAM plugin "nowhere" was not asked' in outcome.stderr
+    assert 'IPAM plugin "nowhere" was not called' in outcome.stderr
 
 
 @row("I13", by=[IPAM])

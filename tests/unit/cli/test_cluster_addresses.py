@@ -152,7 +152,7 @@ def test_fsck_reports_contradictions_and_suspects_and_repairs_nothing(
         "wrong: default.10.99.0.0-29: it is not in the pool's range 10.64.0.0/24",
         "wrong: default.10.64.0.32-29: there is no pool none",
         f"wrong: default.10.64.0.64-29: a block of these addresses is named {BLOCK}",
-        "wrong: default.10.64.0.0-28: it has 16 addresses, a block has 8",
+        "wrong: default.10.64.0.0-28: it has 16 addresses, a block of the pool has 8",
         f"look: {BLOCK} is Active and leased by gpu-1: its node is gone",
     ):
         assert text in said

@@ -117,5 +117,6 @@ def test_the_error_of_a_full_range_says_range_exclusions_and_how_many_are_held(n
     node.add(ipam)
     assert error_of(lambda: node.add(ipam, "c2")).message == (
         'no free address in "ipam.range": 192.168.2.0/30 (192.168.2.1-192.168.2.2) without '
-        "192.168.2.2, of which 1 are held. Delete pods that no longer need one, or widen the range"
+        "192.168.2.2, of which 1 are held: delete pods that need no address any more, or widen "
+        "the range"
     )

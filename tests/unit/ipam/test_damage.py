@@ -327,7 +327,7 @@ def test_nothing_is_handed_out_until_what_pods_were_given_just_before_shows(
         node.more = NodeFacts(begun=(time.time() - 60,))
         assert "that began before" in error_of(lambda: store.reserve(owner("new"), SETS)).message
         node.more = NodeFacts(unseen=("netns x: refused",), begun=(time.time() + 60,))
-        assert "looked at" in error_of(lambda: store.reserve(owner("new"), SETS)).message
+        assert "could not be read" in error_of(lambda: store.reserve(owner("new"), SETS)).message
         assert "netns x: refused" in node.said[-1]
         node.more = NodeFacts(begun=(time.time() + 60,))
         node.pods["attaching"] = [each.reservation for each in grant.granted]

@@ -181,7 +181,7 @@ def test_removal_runs_what_an_add_ran_and_nothing_else_that_is_not_allowed(
     ipam.delete() if command == "DEL" else ipam.gc()
     with collected() as notes:
         assert here.of_removal(call, False) is None
-    assert notes.text.startswith('IPAM plugin "once" was not asked, since no ADD has run it: ')
+    assert notes.text.startswith('IPAM plugin "once" was not called, because no ADD called it: ')
     error = error_of(lambda: here.of_removal(call, None))  # the journal is damaged
     assert error.code == (Code.NOT_ALLOWED if rules_can_be_read else Code.IO_FAILURE)
     assert calls_of(bin_dir / "once") == [command]

@@ -242,7 +242,7 @@ def test_an_address_of_both_sides_is_told_once_by_the_pool(
     conditions = reading.api.look(AddressPool, NAME).status.conditions
     (conflict,) = [each for each in conditions if each.type == "Conflict"]
     assert conflict.status == "True"
-    assert f"{first} is of pod ns/old{number(first)} by whereabouts" in conflict.message
+    assert f"whereabouts gave {first} to pod ns/old{number(first)}" in conflict.message
     assert "node-a" in conflict.message
 
 

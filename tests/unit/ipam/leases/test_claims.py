@@ -173,7 +173,10 @@ def test_a_pool_whose_leases_are_over_at_once_is_not_leased_in_full(
 ) -> None:
     put_pool(server, reclaim=ReclaimSpec(max_offline="5ms"))
     error = error_of(lambda: node.add("p0"))
-    assert (error.code, "maxOffline: 0.005 s is shorter" in error.message) == (Code.TRY_AGAIN, True)
+    assert (error.code, "maxOffline: 0.005 s is too short" in error.message) == (
+        Code.TRY_AGAIN,
+        True,
+    )
     assert not blocks_of(server)
 
 
@@ -292,7 +295,7 @@ def test_a_pool_of_another_range_with_the_same_name_is_not_used(
     ipam = {"range": "1::/64", "network_name": "fd00"}
     error = error_of(lambda: node.add("p0", ipam))
     assert error.code == Code.TRY_AGAIN
-    assert "has the range fd00:1::/64, and not 1::/64" in error.message
+    assert "has the range fd00:1::/64, but the network has 1::/64" in error.message
     assert not blocks_of(server)
 
 
@@ -336,7 +339,7 @@ def test_a_range_without_any_address_says_so(server: FakeApi, node: ClusterNode)
     assert error.code == Code.NO_FREE_ADDRESS
     assert "exclude every address" in error.message
     status = error_of(lambda: node.plugin.status(request("STATUS", {"range": RANGE}, "")))
-    assert "every address. Delete pods" in status.message
+    assert "every address: delete pods" in status.message
 
 
 def test_addresses_that_are_held_elsewhere_leave_a_block(

@@ -271,7 +271,7 @@ def test_a_second_block_of_a_pod_does_not_change_its_address(
     server.put(replace(block, metadata=Meta(name=f"default.{other}-32"), spec=spec))
     server.put(block)
     error = error_of(lambda: add(b, "web-0"))
-    assert f"{address} is reserved for pod web-0, and node node-a still has it" in error.message
+    assert f"{address} is reserved for pod web-0, but node node-a still has it" in error.message
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_what_nv_ipam_wrote_is_read(source: Path) -> None:
     ("pattern", "by", "said"),
     [
         (rb"192\.168\.0\.2\b", b"192.168.0.9", "checksum is wrong"),
-        (rb'"version":1', b'"version":2', "it has version 2, and 1 is known"),
+        (rb'"version":1', b'"version":2', "it has version 2, and podfabric reads 1"),
         (rb"\}$", b"", "store"),
     ],
 )

@@ -49,7 +49,7 @@ def test_empty_args_are_no_error() -> None:
         ({"poolName": "a,,b"}, "cannot be the name of a pool"),
         ({"poolName": "a/b"}, "cannot be the name of a pool"),
         ({"poolName": "a,a"}, "names a pool twice"),
-        ({"poolType": "pool"}, "the kinds of pools are ippool and cidrpool"),
+        ({"poolType": "pool"}, "set ippool or cidrpool"),
         ({"poolName": 7}, '"ipam.poolName"'),
     ],
 )
