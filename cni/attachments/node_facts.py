@@ -29,7 +29,7 @@ from policy import rules
 
 
 def store_of(paths: Paths) -> StoreFiles:
-    """The node's store, for a process that does one call. It reads `look` when it is opened."""
+    """The node's store, for a process that does one call. A store to rebuild calls `look`."""
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
 
 
@@ -40,7 +40,7 @@ def addresses_of(paths: Paths, policy: rules.Source) -> AddressPlugin:
 
 
 def look(paths: Paths) -> NodeFacts:
-    """The facts of the node. `unseen` has everything that could not be read."""
+    """The facts of the node. `unseen` names each thing that could not be read, and the reason."""
     boot = paths.boot_id()
     reservations: list[Reservation] = []
     begun: list[float] = []
@@ -56,7 +56,7 @@ def look(paths: Paths) -> NodeFacts:
             elif is_ours:
                 reservations += _reservations(entry)
         except (CNIError, ValueError) as error:
-            unseen.append(f"journal of {entry.attachment}: {error}")
+            unseen.append(f"journal entry of {entry.attachment}: {error}")
     living = tuple(_living(unseen))
     return NodeFacts(boot, tuple(reservations), living, tuple(begun), tuple(unseen))
 
@@ -103,7 +103,7 @@ def _reservations(entry: JournalEntry) -> Iterator[Reservation]:
 
 
 def _network(options: IpamOptions, address: int, own: Network) -> Network:
-    """The range that holds the address; the address's own network if it was requested."""
+    """The range that holds the address; `own`, the address's network, if no range holds it."""
     for range_set in (*options.sets, *options.static):
         for range_ in range_set.ranges:
             if range_.first <= address <= range_.last:

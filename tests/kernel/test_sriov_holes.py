@@ -143,7 +143,7 @@ def test_hole_s7_second_add_is_told_that_it_is_one(
     assert again.document["code"] == 103, again
     other = sriov.call("ADD", "c2", pods[1], **config)
     assert other.document["code"] == 11
-    assert "another attachment has it" in other.text
+    assert "another attachment has had it" in other.text
     assert "c1" not in other.text  # the log names it
     assert link_in(pods[0]) is not None
     sriov.delete("c2", pods[1], **config)  # as a runtime does after a failed ADD
@@ -355,7 +355,7 @@ def test_device_in_use_by_the_host_is_refused(
     for what, given in (("address", "10.98.0.1/24"), ("route", "10.97.0.0/24")):
         run(IP, what, "add", given, "dev", name)
         text = sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
-        assert f"is used by the host, which has {given} on it" in text
+        assert f"which has {given}: choose" in text
         run(IP, what, "flush", "dev", name)
     sriov.add("c1", pods[0], deviceID=card.vfs[0])
     sriov.delete("c1", pods[0], deviceID=card.vfs[0])
@@ -363,7 +363,7 @@ def test_device_in_use_by_the_host_is_refused(
     sriov.policy = rules.of({"set": {"pfOnly": [True]}}, "config.yaml")
     run(IP, "address", "add", "10.99.0.1/24", "dev", other)
     reply = sriov.refused("c1", pods[0], master=other, pfOnly=True)
-    assert "is used by the host, which has 10.99.0.1/24 on it" in reply.text
+    assert "which has 10.99.0.1/24: choose" in reply.text
     run(IP, "address", "delete", "10.99.0.1/24", "dev", other)
 
 
