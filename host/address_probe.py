@@ -41,7 +41,7 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -> dict[str, str]:
-    """The addresses that another machine on the link has, each with that machine's hardware address.
+    """The addresses that another machine on the link has, each with the machine's hardware address.
 
     The interface must have carrier, must not have the addresses yet, and for IPv6 addresses must
     have IPv6 enabled. Raises HostError.

@@ -104,7 +104,7 @@ def _feature_blocks(route: Rtnetlink, name: str) -> list[tuple[int, ...]]:
 
 
 def _ioctl(route: Rtnetlink, name: str, command: int, rest: bytes) -> bytes:
-    """Pass the kernel a struct: the command, then `rest`. Returns `rest` as the kernel changed it."""
+    """Pass the kernel a struct of `command` and `rest`. Returns `rest` as the kernel changed it."""
     passed = ctypes.create_string_buffer(_COMMAND.pack(command) + rest, _COMMAND.size + len(rest))
     encoded = name.encode(errors="surrogateescape")
     fcntl.ioctl(route, SIOCETHTOOL, _IFREQ.pack(encoded, ctypes.addressof(passed)))

@@ -36,7 +36,7 @@ class NetworkNamespace:
         self.path = path
         self._identity: NetnsIdentity | None = None
         self.seen_from = ""
-        """`where` of the path, if the path led to this namespace at `look_at_path`; otherwise ""."""
+        """`where` of the path, if it led to this namespace at `look_at_path`; otherwise ""."""
 
     @classmethod
     def open(cls, path: str, descriptor: int | None = None) -> "NetworkNamespace":

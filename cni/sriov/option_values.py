@@ -79,8 +79,8 @@ def mac(written: WrittenValue) -> str:
     if address.words[0] & 1 or not int(address):
         raise wrong(
             written.key,
-            f"{address} is not a unicast address: the first byte must be even, and a byte must not "
-            'be zero, such as "02:00:00:00:00:01"',
+            f"{address} is not a unicast address: give an address with an even first byte, and "
+            'not all zeros, such as "02:00:00:00:00:01"',
         )
     return str(address)
 

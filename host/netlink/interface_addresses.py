@@ -188,7 +188,7 @@ class Routes:
                     self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
 
     def has(self, hop: Hop) -> bool:
-        """Whether a route has the hop's destination and table, and its gateway and priority if set."""
+        """Whether a route has the hop's destination and table, and gateway and priority if set."""
         family, found = self._of(hop, hop.gateway)
         if not hop.priority or hop.priority in found:
             return bool(found)

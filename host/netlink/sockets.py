@@ -144,7 +144,10 @@ class NetlinkSocket:
         return reply, part
 
     def table(self, kind: int, message: nlmsg) -> list[Any]:
-        """A whole table, decoded. Reads a table again that changed meanwhile. Raises NetlinkError."""
+        """A whole table, decoded. If the table changes meanwhile, it is read again.
+
+        Raises NetlinkError.
+        """
         if not self._is_strict:  # so that the kernel filters what it lists
             self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
             self._is_strict = True

@@ -30,7 +30,7 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
 
 
 class VF(msgspec.Struct, frozen=True, kw_only=True):
-    """A VF in the PF's IFLA_VFINFO_LIST. `None` stands for a value that the driver does not report."""
+    """A VF in the PF's IFLA_VFINFO_LIST. `None` is a value that the driver does not report."""
 
     index: int
     mac: str  # the PF's setting, lower case; on InfiniBand 20 bytes, the PF's own address

@@ -39,8 +39,8 @@ def test_hole_a_setting_that_fails_takes_the_earlier_ones_back(
 @pytest.mark.parametrize(
     ("option", "named"),
     [
-        ({"vlanProto": "802.1ad"}, "its driver cannot do 802.1ad, only 802.1q"),
-        ({"min_tx_rate": 10}, "many drivers, Intel's among them, cannot do min_tx_rate"),
+        ({"vlanProto": "802.1ad"}, "the PF's driver has no 802.1ad, only 802.1q"),
+        ({"min_tx_rate": 10}, "many drivers, such as Intel's, have no min_tx_rate"),
     ],
 )
 def test_hole_a_what_the_driver_cannot_do_is_named(
@@ -317,7 +317,10 @@ def test_name_that_another_interface_has_by_now_leaves_no_setting_behind(
     sriov.add("c1", pods[0], deviceID=card.vfs[0], vlan=100, trust="on")
     run(IP, "link", "add", name, "type", "bridge")
     reply = sriov.call("DEL", "c1", pods[0], deviceID=card.vfs[0])
-    assert (reply.document["code"], "is another interface now" in reply.text) == (104, True)
+    assert (reply.document["code"], "another interface on the host has the name" in reply.text) == (
+        104,
+        True,
+    )
     shown = cards.shown(card.pf, 0)
     assert (shown["vlan_list"], shown["trust"]) == ([{}], False)
     run(IP, "link", "delete", name)

@@ -91,7 +91,7 @@ def test_vlan_that_is_refused_for_another_reason_is_not_tried_again(kernel: Kern
 
 def test_driver_without_8021ad_is_named_and_the_old_way_is_not_tried(kernel: Kernel) -> None:
     kernel.answers(refusal(errno.EPROTONOSUPPORT))
-    with pytest.raises(HostError, match=r"its driver cannot do 802\.1ad, only 802\.1q"):
+    with pytest.raises(HostError, match=r"the PF's driver has no 802\.1ad, only 802\.1q"):
         vfs.set_vlan(kernel.route, PF, 3, 100, 0, "802.1ad")
     assert len(kernel.requests) == 1
 
@@ -141,7 +141,7 @@ def test_unsupported_setting_is_an_error_with_a_remedy(
     ("flags", "remedy"),
     [
         (0, '"ens1f0" is down: ip link set ens1f0 up'),
-        (IFF_UP, '"ens1f0" has no carrier: see its cable'),
+        (IFF_UP, '"ens1f0" has no carrier: check its cable'),
         (IFF_UP | IFF_LOWER_UP | IFF_RUNNING, "its driver cannot set this rate"),
     ],
 )

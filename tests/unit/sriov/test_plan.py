@@ -146,7 +146,7 @@ def test_whole_pf_that_has_vfs(ethernet: Node) -> None:
 
 
 def test_vf_where_the_whole_pf_is_asked_for(ethernet: Node) -> None:
-    assert f'"pfOnly": {VF0} is a VF of {PF}: leave' in _unfit(ethernet, pfOnly=True).message
+    assert f'"pfOnly": {VF0} is a VF of {PF}: remove' in _unfit(ethernet, pfOnly=True).message
 
 
 def test_scalable_function_has_an_interface_and_its_own_address(ethernet: Node) -> None:

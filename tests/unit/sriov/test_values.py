@@ -73,7 +73,7 @@ def test_vlan(config: dict[str, Any], vlan: tuple[int, int, str] | None) -> None
             '"runtimeConfig.infinibandGUID": "x" is not a GUID',
         ),
         ({"args": {"cni": {"guid": "x"}}}, '"args.cni.guid": "x" is not a GUID'),
-        ({"mtu": 67}, '"mtu": 67 is out of range: 68 to 65535'),
+        ({"mtu": 67}, '"mtu": 67 is out of range: use 68 to 65535'),
         ({"mtu": 65536}, '"mtu": 65536 is out of range'),
         ({"master": "averyveryverylongname"}, '"master": "averyveryverylongname" cannot be'),
         ({"master": ["eth0", ""]}, '"master": "" cannot be the name'),
