@@ -87,7 +87,7 @@ def origin_of(link: Link) -> Origin:
 
 
 def require_free(pod: Rtnetlink, name: str) -> None:
-    """Raise NameTaken if the pod has an interface of that name. A move fails too late for that."""
+    """Raise NameTaken if the pod has an interface of that name. A move would fail too late."""
     if not links.has_name(pod, name):
         return
     taken = links.find(pod, name)
@@ -151,10 +151,10 @@ def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
     """Find an attachment's interface in a namespace, under any name.
 
-    Tries `names` first, the most probable name before others. A pod can change or forge the mark.
-    So the device identifies a hardware interface; if the function has two interfaces, the mark or
-    the address counts, too. The mark identifies any other interface, or name, kind and address
-    together.
+    Tries `names` first, in their order: the most probable name comes first. A pod can change or
+    forge the mark. So the device identifies a hardware interface; if the function has two
+    interfaces, the mark or the address counts, too. The mark identifies any other interface, or
+    name, kind and address together.
     """
     for position, name in enumerate(names):
         # A check whether a name exists takes less time than a look-up that fails.
@@ -223,7 +223,7 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
 
 
 def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> bool:
-    """Restore all properties that differ of an interface on the host. Removes the mark last."""
+    """Restore each property of the interface on the host that differs. Removes the mark last."""
     names = (name,) if name else (mark.temporary_name, origin.name)
     link = find(host, names, origin, mark)
     if link is None:

@@ -149,7 +149,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             return decoding.decode(self.undo, shape)
         except msgspec.MsgspecError as error:
             raise JournalDamaged(
-                f"journal entry of {self.attachment} is damaged: its record: {error}"
+                f"journal entry of {self.attachment} is damaged, its record does not fit: {error}"
             ) from None
 
     def with_record(self, record: msgspec.Struct) -> "JournalEntry":
@@ -250,7 +250,7 @@ class Journal:
         return entry
 
     def write(self, entry: JournalEntry) -> None:
-        """Store an entry. An entry survives a kill. The first entry of an ADD survives a power cut.
+        """Store an entry, which survives a kill. An ADD's first entry also survives a power cut.
 
         A later entry need not survive a power cut: after a reboot the kernel has nothing to undo,
         and a DEL or the sweep removes an entry of an earlier boot in any phase. A later entry is

@@ -126,8 +126,7 @@ def explained() -> Iterator[None]:
 
 
 class Sandbox(msgspec.Struct, frozen=True):
-    """A pod's open network namespace, and a route socket each in the host's namespace and in the
-    pod's."""
+    """A pod's open network namespace, with a route socket on the host and one in the pod."""
 
     namespace: NetworkNamespace
     host: Rtnetlink
@@ -267,7 +266,7 @@ class InterfacePlugin(ABC):
     def _ipam_of_add(
         self, request: Request, allowed: Allowance
     ) -> tuple[IpamCall | None, Allowance]:
-        """Check all input of an ADD. Returns its IPAM plugin and the allowance that IPAM leaves.
+        """Check all input of an ADD. Returns its IPAM plugin and the remaining allowance.
 
         Raises CNIError: 121 for denied options, 7 for an invalid prevResult or a result that the
         request's version cannot express.

@@ -82,7 +82,7 @@ class Match:
             yield
 
     def candidates(self, device_id: str = "") -> list[PodDevice]:
-        """The HCAs to try, in order. With `device_id`, only its HCA. Raises CNIError 120."""
+        """The HCAs to try, in order. With `device_id`, only that HCA. Raises CNIError 120."""
         if not device_id:
             return self._ordered(self.holdings.hcas)
         held = self.holdings.hcas_of(device_id)

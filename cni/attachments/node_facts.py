@@ -1,4 +1,4 @@
-"""The addresses of this node's pods, from the attachments' journal and from the kernel.
+"""Lists the addresses of this node's pods, from the attachments' journal and from the kernel.
 
 A lost or damaged store of addresses is rebuilt from these facts.
 """
@@ -29,7 +29,10 @@ from policy import rules
 
 
 def store_of(paths: Paths) -> StoreFiles:
-    """The node's store, for a process that does one call. A store to rebuild calls `look`."""
+    """The node's store, for a process that does one call.
+
+    The store calls `look` when it must be rebuilt or compared with the node.
+    """
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
 
 
@@ -62,7 +65,7 @@ def look(paths: Paths) -> NodeFacts:
 
 
 def _living(unseen: list[str]) -> Iterator[LivingAddress]:
-    """The addresses of all visible interfaces, without loopback and link-local ones."""
+    """The addresses of all visible interfaces, without loopback and link-local addresses."""
     for namespace in NetworkNamespace.every():
         with namespace:
             inode = namespace.inode

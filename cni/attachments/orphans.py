@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The removal of one thing by a sweep, or the reason why it could not be removed or read."""
+    """A removal by a sweep, or the reason why an attachment or file was not removed or read."""
 
     text: str
     removed: bool = True

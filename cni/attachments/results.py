@@ -134,7 +134,7 @@ def previous_interface(request: Request) -> Interface | None:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """The plugin's record of an attachment. Raises CNIError 102 without entry, JournalDamaged."""
+    """The plugin's record of an attachment. Raises JournalDamaged, and 102 without an entry."""
     entry = journal.read(attachment)
     if entry is None:
         raise differs(f"the journal has no entry for {attachment}")

@@ -1,4 +1,4 @@
-"""Whether an attachment's sandbox still exists, and which namespaces may have its interface."""
+"""Tells whether an attachment's sandbox exists, and which namespaces may have its interface."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress

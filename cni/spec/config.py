@@ -3,7 +3,7 @@
 The latest configurations are cached, with the values that `derived` made from them.
 
 An ADD, CHECK or STATUS is refused if its configuration exceeds the limits (`limits`). A DEL or GC
-is not refused, but decodes only the keys that a removal needs if its configuration exceeds them.
+is never refused for that, but then decodes only the keys that a removal needs.
 Plugins check their keys strictly: every error names the key and the remedy.
 """
 
@@ -314,10 +314,10 @@ def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
 
 
 def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
-    """Raise CNIError 7 for a top-level key that looks like a misspelt one of `ours`.
+    """Raise CNIError 7 for a top-level key that looks like a misspelt key of `ours`.
 
     Other unknown keys are allowed: they belong to other plugins or the runtime (SPEC.md). But
-    ignoring `"pkeys"` would put a pod into the wrong partition.
+    a plugin that ignored `"pkeys"` would put a pod into the wrong partition.
     """
     valid = frozenset(ours) | RUNTIME_KEYS
     others = [key for key in keys if key not in valid and "/" not in key]

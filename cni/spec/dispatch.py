@@ -1,6 +1,6 @@
 """Answers a call, from environment and standard input, with one JSON document and an exit code.
 
-`answer` changes nothing of the process, so the agent uses `answer`, too. `serve` answers the only
+`answer` does not change the process, so the agent uses `answer`, too. `serve` answers the only
 call of a process. In this process only `serve` writes to standard output. SIGTERM ends the call,
 and the plugin undoes its steps.
 """

@@ -2,7 +2,7 @@
 
 The author of a NetworkAttachmentDefinition or of a pod's annotation chooses the size of a
 configuration, and one agent reads the configurations of all pods of a node. So all code decodes
-through this module:
+configurations through this module:
 
 - `decode` refuses a configuration that exceeds the limits. ADD, CHECK and STATUS use `decode`.
 - `require_readable` refuses only nesting that would overflow the decoding thread's stack, which

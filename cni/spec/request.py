@@ -33,7 +33,7 @@ _ATTACHMENT = ("ADD", "CHECK", "DEL")
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """CNI_ARGS as typed values, "" for a missing one. `ip` and `gateway` may be comma-separated."""
+    """CNI_ARGS as typed values; "" if missing. `ip` and `gateway` may be lists with commas."""
 
     pod: Pod = Pod()
     ip: str = ""

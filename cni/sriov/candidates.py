@@ -89,14 +89,14 @@ def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
 
 
 def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
-    """The names of the function's RDMA devices. Without any, the RDMA devices on its interface."""
+    """The names of the function's own RDMA devices, or else of those on its interface."""
     return pci.rdma_of(paths, function.address) or function.rdma
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
     """Call `require_match` before the device is locked, but not for the pod's own device.
 
-    While a dead attachment has the pod's own device, its uverbs numbers may be other ones.
+    While a dead attachment has the pod's own device, the device's uverbs numbers may differ.
     """
     function = pci.find(paths, address)
     if function is not None and match.holdings.hca(function.address) is None:

@@ -1,4 +1,4 @@
-"""Sets the GUIDs of an InfiniBand VF. Its driver reads GUIDs when it binds, so needs a rebind.
+"""Gives an InfiniBand VF new GUIDs by a rebind, because the VF's driver reads GUIDs at a bind.
 
 A rebind creates a new interface and a new RDMA device, with another index and possibly another
 uverbs number. Another uverbs number is an error, because the container has the old number's device
@@ -34,7 +34,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind a VF's driver, which reads the new GUID. Raises CNIError 100 if a uverbs changes."""
+    """Rebind a VF's driver, which reads the new GUID. Raises CNIError 100 for a new uverbs."""
     link = plan.link
     if link is None:
         return plan, record
@@ -61,7 +61,7 @@ def rebind(
 
 
 def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
-    """Log it if the interface is in another partition. Only the subnet manager can change that."""
+    """Write a note if the interface is in another partition than `pkey`."""
     own = plan.link.pkey if plan.link is not None else None
     if pkey is not None and own is not None and (pkey ^ own) & 0x7FFF:
         note(

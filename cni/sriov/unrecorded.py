@@ -85,7 +85,7 @@ def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEnt
 
 
 def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
-    """Move the device's interface out of a namespace without processes, if it is in one.
+    """If the device's interface is in a namespace without processes, move it to the host.
 
     No attachment has the interface.
     """
@@ -156,7 +156,7 @@ def _origin_of(route: Rtnetlink, link: Link, name: str) -> Origin:
 
 
 def _settings(function: Function, request: Request) -> tuple[VF | None, VF | None]:
-    """The settings of a new VF, and a new VF's with the configuration's; `None` if unknown."""
+    """The settings of a new VF, before and after the configuration applies; `None` if unknown."""
     if function.index is None:
         return None, None
     try:

@@ -129,7 +129,7 @@ def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
 
 
 def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
-    """The requests in their order. Each has the VF's fields that it sets, and its function."""
+    """The VF's fields that each request sets, and the request's function, in the right order."""
     return (
         (
             ("mac",),

@@ -1,8 +1,8 @@
 """Netlink sockets, which raise the kernel's refusals as exceptions.
 
-The messages are pyroute2's (`messages`). The sockets are not: pyroute2's would start an event loop
-in each thread, and take 0.29 ms to open and 0.3 ms for each request. The kernel handles a request
-within send(2), so the answer can be read at once.
+The messages are pyroute2's (`messages`). The sockets are our own, because pyroute2's sockets would
+start an event loop in each thread, and take 0.29 ms to open and 0.3 ms for each request. The kernel
+handles a request within send(2), so the answer can be read at once.
 """
 
 import errno
@@ -102,7 +102,7 @@ class NetlinkSocket:
     def change(self, *changes: ChangeRequest) -> None:
         """Make these changes, in this order. Raises HostError for the first refused change.
 
-        The kernel also makes the changes after a refused change. It acknowledges only the last one.
+        The kernel also makes the changes after a refused change. It acknowledges only the last.
         """
         *others, last = changes
         with trying(last.what, *last.accepted):

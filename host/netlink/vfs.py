@@ -54,7 +54,7 @@ def read(route: Rtnetlink, pf: Link, index: int) -> VF:
 
 
 def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
-    """The interface `pf` and the settings of its VF, by one request; `None` without interface."""
+    """The interface `pf` and the settings of its VF, by one request; `None` without `pf`."""
     answer = links.message_of(route, pf, PFMessage)
     if answer is None:
         return None

@@ -212,7 +212,7 @@ class SysfsSnapshot:
                 self.mad[rdma, self.text(f"{at}/port"), name.rstrip("0123456789")] = node
 
     def _home(self, name: str, above: str) -> str:
-        """The id of an RDMA device's HCA: the nearest address above the device, else its name."""
+        """The id of an RDMA device's HCA: the nearest address above it, else the device's name."""
         if above == "virtual":
             self.software.add(name)
         while above:
@@ -373,7 +373,7 @@ def _with_guid(snapshot: SysfsSnapshot, guid: str, own: list[Netdev]) -> tuple[s
 def _in_gid_table(
     snapshot: SysfsSnapshot, ndevs: str, number: int, own: list[Netdev]
 ) -> tuple[str, ...]:
-    """The interfaces in a RoCE port's GID table. With an empty table, those of the port's number.
+    """The interfaces in a RoCE port's GID table; if it is empty, interfaces of the port's number.
 
     The table also has VLANs and bonds on the port. VLANs and bonds count only if the table has no
     interface of the device itself.
