@@ -1,4 +1,4 @@
-"""The exceptions of this package. Each text can be shown to a person as it is."""
+"""The exceptions of this package. Each text is complete: a person can read it alone."""
 
 import errno
 import os

@@ -38,7 +38,7 @@ def unmount(target: Path) -> None:
     while _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
         pass
     code = ctypes.get_errno()
-    if code not in (errno.EINVAL, errno.ENOENT):  # `target` is no mount point, or does not exist
+    if code not in (errno.EINVAL, errno.ENOENT):  # `target` is not a mount point, or does not exist
         raise OSError(code, os.strerror(code), str(target))
 
 

@@ -237,7 +237,7 @@ class Journal:
         return Path(self._file_of(attachment))
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
-        """The attachment's entry, `None` if there is no file. Raises JournalDamaged."""
+        """The attachment's entry, `None` if it does not exist. Raises JournalDamaged."""
         path = self._file_of(attachment)
         try:
             entry = from_bytes(files.read(path), path)

@@ -187,8 +187,8 @@ class InterfacePlugin(ABC):
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
         """Write an entry for an attachment that another project's plugin made, so DEL can end it.
 
-        Returns `None` if there is no such attachment, or if another attachment has its device.
-        Raises HostError.
+        Returns `None` if that plugin did not make the attachment, or if another attachment has the
+        device. Raises HostError.
         """
 
     @abstractmethod

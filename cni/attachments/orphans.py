@@ -37,8 +37,8 @@ class Outcome(msgspec.Struct, frozen=True):
 def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
     """Sweep for each plugin, then release addresses of earlier boots. Returns all outcomes.
 
-    A failed sweep does not stop the next sweep. Raises the first sweep's error if there is no
-    outcome; otherwise the error is an outcome. Every sweep finds a damaged file, but the file is
+    A failed sweep does not stop the next sweep. Without any outcome, raises the first error;
+    otherwise the error becomes an outcome. Every sweep finds a damaged file, but the file is
     reported once.
     """
     outcomes: dict[Outcome, None] = {}

@@ -107,7 +107,7 @@ def _path(paths: Paths, pod: Pod) -> Path:
 
 
 def _read(path: Path) -> ChoicesFile | None:
-    """A file's content; `None` if the file is missing or damaged: then the choice is made anew."""
+    """A file's content; `None` if the file is missing or damaged: the pod's choices start again."""
     try:
         return decoding.decode(path.read_bytes(), ChoicesFile)
     except (OSError, msgspec.MsgspecError):

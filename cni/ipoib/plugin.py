@@ -199,7 +199,7 @@ class IPoIB(InterfacePlugin):
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
         """Wait for the child's carrier. With a `carrier_wait` of 0, return at once.
 
-        Raises CNIError 11 if there is no carrier after the wait.
+        Raises CNIError 11 if the child still has no carrier after the wait.
         """
         seconds = plan.options.carrier_wait
         ready = links.await_carrier(sandbox.pod, moved, seconds)

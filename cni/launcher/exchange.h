@@ -20,7 +20,7 @@ enum outcome {
     LEAVING, /* the agent ends and did not begin the call: the next agent may run the call */
     AWAY,    /* the socket exists, but no agent has begun the call: the next agent may run it */
     DIED,    /* the agent died and may have run the call: the next agent gets call and start time */
-    FAILED,  /* there is no agent or no answer, and a second attempt would not help */
+    FAILED,  /* no agent answered, and a second attempt would not help */
 };
 
 /* Milliseconds on the monotonic clock. */

@@ -26,7 +26,7 @@ _ASK_THE_KUBELET = (
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that can satisfy the options, as it is before the ADD."""
+    """The state before the ADD of a device that can satisfy the options."""
 
     function: Function
     link: Link | None  # the device's interface on the host; `None` with a userspace driver

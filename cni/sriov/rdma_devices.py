@@ -1,8 +1,8 @@
 """Moves RDMA devices of an interface into the pod, and restores them on the host.
 
-This module finds the RDMA devices of a function by their uverbs devices, which are visible in every
-namespace, whatever the RDMA device is named. An index identifies a device until a driver is bound:
-the bind creates a new device, and another HCA's device may get the index.
+This module finds the RDMA devices of a function by their uverbs devices. These are visible in every
+namespace, even if the RDMA device was renamed. An index identifies a device until a driver is
+bound: the bind creates a new device, and another HCA's device may get the index.
 
 A container gets the numbers of its uverbs devices when the kubelet admits the pod. A device that is
 bound, created, or moved to another namespace gets the lowest free number among all RDMA devices of

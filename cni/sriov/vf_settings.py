@@ -82,7 +82,7 @@ def wanted(before: VF, options: SriovOptions) -> VF:
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
     """Write the settings that differ. Raises HostError.
 
-    With `all_of_it`, a refused setting does not stop the others, and is raised at the end.
+    With `all_of_it`, writes all settings before it raises the refusals.
     """
     failures = []
     for names, request in _requests():

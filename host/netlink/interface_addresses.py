@@ -61,7 +61,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
-    """The request for an address; with `if_possible`, an interface without IPv6 is no failure.
+    """The request for an address; with `if_possible`, an interface may lack IPv6.
 
     An IPv6 address gets no duplicate address detection, which would take one to two seconds.
     """

@@ -58,7 +58,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def userspace(self) -> bool:
-        """Whether a userspace driver is bound (DPDK, a virtual machine), so there is no netdev."""
+        """Whether a userspace driver is bound (DPDK, a virtual machine), so a netdev is missing."""
         return for_userspace(self.driver)
 
 
@@ -85,7 +85,7 @@ def _canonical(text: str) -> Bdf | None:
 
 
 def find(paths: Paths, address: str) -> Function | None:
-    """The device with that address, in any spelling; `None` if there is no such device."""
+    """The device with that address, in any spelling; `None` if it does not exist."""
     bdf = canonical(address)
     if bdf is None:
         return None
