@@ -1,9 +1,9 @@
-"""The executables of the plugins, without an agent: each works on the node's files.
+"""The plugins' executables, which need no agent: each executable works on the node's files.
 
 An agent holds the lock `Paths.agent_lock`. An executable shares the lock with other executables
 until its process ends, so a starting agent waits for running calls.
 
-Every call pays for imports, so an executable imports its plugin only if a verb needs it.
+Imports take time in every call, so an executable imports its plugin only for verbs that need it.
 """
 
 from cni.spec.entry import main as serve
@@ -56,7 +56,7 @@ def ipam() -> None:
 
 
 def paths() -> "Paths":
-    """The node's files. Raises CNIError 114 if an agent owns them, 5 if the lock fails."""
+    """The node's files. Raises CNIError 114 if an agent owns the files, 5 if the lock fails."""
     import os
 
     from base import locks
@@ -71,12 +71,13 @@ def paths() -> "Paths":
     except locks.Busy:
         raise CNIError(
             Code.AGENT_OWNS,
-            f"an agent owns {node.state} (it holds {node.agent_lock}): nothing was done; have the "
-            "runtime start the launcher, which `podfabric install` puts into its directory, or "
-            "stop the agent",
+            f"an agent owns {node.state} and holds the lock {node.agent_lock}, so this executable "
+            "did nothing: run `podfabric install`, which puts the launcher into the runtime's "
+            "plugin directory, or stop the agent",
         ) from None
     except OSError as error:
         raise CNIError(
-            Code.IO_FAILURE, f"cannot lock {node.agent_lock}: {error.strerror}: run it as root"
+            Code.IO_FAILURE,
+            f"cannot lock {node.agent_lock}: {error.strerror}: run this executable as root",
         ) from None
     return node

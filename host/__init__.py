@@ -1,11 +1,11 @@
-"""The node: the only code that touches the kernel's network, PCI and RDMA devices.
+"""The node: only this package touches the kernel's network, PCI and RDMA devices.
 
 `netlink` changes interfaces, addresses, VFs and RDMA devices, in the namespaces that `namespaces`
-opens. `netdev_move` moves an interface into a pod and restores it on the host; `announce` and
-`address_probe` send packets for its addresses. `sysfs` finds PCI functions, HCAs and GPUs, and the
-distances between them. This package depends on neither CNI nor Kubernetes.
+opens. `netdev_move` moves an interface into a pod and restores it on the host. `announce` and
+`address_probe` send packets about the interface's addresses. `sysfs` finds PCI functions, HCAs and
+GPUs, and the distances between them. This package depends on neither CNI nor Kubernetes.
 """
 
 from base import skip_init
 
-skip_init("pyroute2")  # 0.17 s of CPU and 21 MB, against 0.02 s and 2 MB for the messages
+skip_init("pyroute2")  # which takes 0.17 s of CPU and 21 MB; its messages take 0.02 s and 2 MB

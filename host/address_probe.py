@@ -1,9 +1,8 @@
-"""Asks the link whether another machine has an address, before it is set here.
+"""Asks the link whether another machine has an address, before the address is set here.
 
-Asks for IPv4 by ARP probes (RFC 5227, 2.1.1), and for IPv6 by the neighbour solicitations of
-duplicate address detection (RFC 4862, 5.4). These packets have no sender address, so no neighbour
-stores a wrong entry. A probe takes one second: RFC 5227's 9 seconds are too long for a pod, whose
-address was not in use here before.
+IPv4 uses ARP probes (RFC 5227, 2.1.1), and IPv6 uses the neighbour solicitations of duplicate
+address detection (RFC 4862, 5.4). These packets have no sender address, so no neighbour stores a
+wrong entry. A probe takes one second, because RFC 5227's 9 seconds are too long for a pod.
 """
 
 import select
@@ -24,7 +23,7 @@ from host.netlink.links import ARPHRD_INFINIBAND, Link
 PROBES = 3  # as in RFC 5227: PROBE_NUM
 _BETWEEN = 0.3  # seconds
 _LISTEN = 0.4  # seconds after the last probe
-_LOOK_EVERY = 0.1  # seconds between two checkpoints of the call
+_LOOK_EVERY = 0.1  # seconds between two checks whether the call was cancelled
 
 _ICMPV6, _HOPS = 58, 255
 _ND_SOLICIT, _ND_ADVERT = 135, 136  # RFC 4861, 4.3 and 4.4
@@ -42,10 +41,10 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -> dict[str, str]:
-    """The addresses that another machine on the link has, each with its hardware address.
+    """The addresses that another machine on the link has, each with the machine's hardware address.
 
-    The interface must have carrier and none of the addresses. For IPv6 addresses it must have IPv6
-    enabled. Raises HostError.
+    The interface must have carrier, must not have the addresses yet, and for IPv6 addresses must
+    have IPv6 enabled. Raises HostError.
     """
     mine = packets.octets(link.mac)
     targets = {address: _target(link, mine, address) for address in addresses}
@@ -67,7 +66,7 @@ def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -
                     _listen(sockets, targets, mine, _LISTEN if last else _BETWEEN, found)
     except OSError as error:
         raise HostError(
-            f'probing {", ".join(addresses)} on "{link.name}": {error.strerror}'
+            f'cannot probe {", ".join(addresses)} on "{link.name}": {error.strerror}'
         ) from None
     return found
 
@@ -79,7 +78,7 @@ def _listen(
     seconds: float,
     found: dict[str, str],
 ) -> None:
-    """Put the owners of addresses into `found`, until the time is over or all are found."""
+    """Put owners of addresses into `found`, until the time is over or all owners are found."""
     end = time.monotonic() + seconds
     protocols = {opened.fileno(): protocol for protocol, opened in sockets.items()}
     poll = select.poll()
@@ -103,7 +102,7 @@ def _listen(
 def _target(link: Link, mine: bytes, address: str) -> _Target:
     if ":" not in address:
         packed = socket.inet_pton(socket.AF_INET, address)
-        # With 0.0.0.0 as the sender's (RFC 5227, 1.1).
+        # With 0.0.0.0 as the sender's address (RFC 5227, 1.1).
         probe = packets.arp_request(link.link_type, mine, bytes(4), packed)
         return _Target(packed, packets.ETH_P_ARP, probe, b"")
     packed = socket.inet_pton(socket.AF_INET6, address)
@@ -112,7 +111,7 @@ def _target(link: Link, mine: bytes, address: str) -> _Target:
 
 
 def solicitation(address: bytes) -> bytes:
-    """An IPv6 packet with a neighbour solicitation, unspecified sender, no option (RFC 4861)."""
+    """An IPv6 packet: a neighbour solicitation without sender address and options (RFC 4861)."""
     group = _SOLICITED_NODE + address[-3:]
     message = struct.pack("!BBHI", _ND_SOLICIT, 0, 0, 0) + address
     pseudo = _UNSPECIFIED + group + struct.pack("!II", len(message), _ICMPV6)  # RFC 8200, 8.1
@@ -130,21 +129,21 @@ def _multicast(link: Link, group: bytes) -> bytes:
     """The hardware address of an IPv6 multicast group on the link (RFC 2464, 7; RFC 4391, 4)."""
     if link.link_type != ARPHRD_INFINIBAND:
         return b"\x33\x33" + group[-4:]
-    # As ipv6_ib_mc_map (include/net/if_inet6.h): scope and P_Key are those of the broadcast group.
+    # Like ipv6_ib_mc_map (include/net/if_inet6.h): scope and P_Key are the broadcast group's.
     broadcast = packets.octets(link.broadcast)
     scope = 0x10 | (broadcast[5] & 0xF)
     return b"\0\xff\xff\xff\xff" + bytes((scope, 0x60, 0x1B)) + broadcast[8:10] + group[6:]
 
 
 def _owner(payload: bytes, target: _Target, mine: bytes) -> bytes | None:
-    """The hardware address of the address' owner in a packet; `None` if the packet names none."""
+    """The hardware address of the owner that a packet names; `None` if the packet names none."""
     if target.protocol == packets.ETH_P_ARP:
         return _owner_by_arp(payload, target.address, mine)
     return _owner_by_advertisement(payload, target.address)
 
 
 def _owner_by_arp(payload: bytes, address: bytes, mine: bytes) -> bytes | None:
-    """The hardware address of a machine that sends from `address` or probes it, or `None`."""
+    """The sender's hardware address, if the sender has `address` or probes it; otherwise `None`."""
     size = len(mine)
     if len(payload) < 16 + 2 * size or payload[4] != size or payload[5] != 4:
         return None
@@ -156,7 +155,10 @@ def _owner_by_arp(payload: bytes, address: bytes, mine: bytes) -> bytes | None:
 
 
 def _owner_by_advertisement(payload: bytes, address: bytes) -> bytes | None:
-    """An advertisement of the address from its own link (hop limit 255)."""
+    """The owner's hardware address in an advertisement of `address`, b"" without one, or `None`.
+
+    Only a packet from the link itself counts (hop limit 255).
+    """
     if len(payload) < 64 or payload[6:8] != bytes((_ICMPV6, _HOPS)):
         return None
     if payload[40] != _ND_ADVERT or payload[48:64] != address:

@@ -25,7 +25,7 @@ ROUTE_TIME = 0.2  # seconds
 def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> list[str]:
     """Send one announcement for each address (CIDR) of an interface that has carrier.
 
-    Returns a text for each failure, after which neighbours ask again some time later.
+    Returns a text for each failure. After a failure, neighbours learn the address later.
     """
     ips = [cidr.partition("/")[0] for cidr in addresses]
     mac = packets.octets(link.mac)
@@ -40,11 +40,11 @@ def announce(namespace: NetworkNamespace, link: Link, addresses: list[str]) -> l
                 else:
                     sender = sender or packets.packet_socket(stack)
                     address = socket.inet_pton(socket.AF_INET, ip)
-                    # For our own address (RFC 5227, 2.3).
+                    # A request for our own address (RFC 5227, 2.3).
                     frame = packets.arp_request(link.link_type, mac, address, address)
                     packets.send(sender, frame, packets.packet_address(link, packets.ETH_P_ARP))
             except OSError as error:
-                failures.append(f'{ip} on "{link.name}" is not announced: {error.strerror}')
+                failures.append(f'{ip} on "{link.name}" cannot be announced: {error.strerror}')
     return failures
 
 
@@ -67,7 +67,7 @@ def _send_advertisement(link: Link, source: str, message: bytes) -> None:
 
 
 def _has_route(sender: socket.socket, link: Link) -> bool:
-    """Whether the kernel has added the multicast route, which it does after it reports carrier."""
+    """Whether the multicast route exists. The kernel adds the route after it reports carrier."""
     try:
         sender.connect((ALL_NODES, 0, 0, link.index))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Looks up character devices of the host that containers get."""
+"""Looks up the host's character devices for containers."""
 
 import os
 import stat
@@ -21,7 +21,10 @@ class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
-    """The node at a path of the host. Raises HostError with the remedy `missing` or `other`."""
+    """The node at a path of the host.
+
+    Raises HostError, with the remedy `missing` without a file, `other` for a file of another kind.
+    """
     try:
         status = host.stat()
     except OSError as error:
@@ -33,7 +36,7 @@ def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
 
 
 def verify(paths: Paths, device: CharacterDevice) -> DeviceNode:
-    """The node of an RDMA device. Raises HostError if its numbers are not those in sysfs."""
+    """The node of an RDMA device. Raises HostError if its numbers differ from those in sysfs."""
     host, numbers = paths.dev / "infiniband" / device.name, f"{device.major}:{device.minor}"
     in_sysfs = f"sysfs has {numbers}"
     missing = f"{in_sysfs}: is udev running, and is this the host's /dev?"
@@ -41,7 +44,7 @@ def verify(paths: Paths, device: CharacterDevice) -> DeviceNode:
     node = look_up(host, f"/dev/infiniband/{device.name}", missing, other)
     if (node.major, node.minor) != (device.major, device.minor):
         raise HostError(
-            f"{host}: is {node.major}:{node.minor}, {in_sysfs}: the driver was reloaded and the "
-            "node is older: is udev running?"
+            f"{host}: is {node.major}:{node.minor}, but {in_sysfs}: the node is older than the "
+            "last load of the driver: is udev running?"
         )
     return node

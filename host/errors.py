@@ -1,4 +1,4 @@
-"""The exceptions of this package. Each text is complete."""
+"""The exceptions of this package. Each text is complete: a person can read it alone."""
 
 import errno
 import os
@@ -22,8 +22,8 @@ class LinkMissing(HostError):
 
 
 def explained(what: str, code: int, words: str = "") -> HostError:
-    """The HostError for an errno that the kernel returned for `what`, with the kernel's words."""
-    # Python has two names for this number, and prefers the one that the kernel does not use.
+    """The HostError for an errno of the kernel. `what` names the request, `words` the reason."""
+    # Python has two names for this number, and prefers the name that the kernel does not use.
     name = "EOPNOTSUPP" if code == errno.EOPNOTSUPP else errno.errorcode.get(code, code)
     reason = f"{os.strerror(code)} ({name})"
     error = HostError(f"{what}: {reason}: {words}" if words else f"{what}: {reason}")

@@ -1,8 +1,8 @@
-"""The settings of an interface's driver, as in ethtool(8) -k, -l, -g, -c (linux/ethtool.h).
+"""Reads and restores driver settings, as in ethtool(8) -k, -l, -g, -c (linux/ethtool.h).
 
-The kernel keeps them when an interface moves to another network namespace, and root of that
-namespace may change them. This module uses ioctl(2), where the struct that was read also restores
-the settings: ethtool_netlink would need bit sets, and pyroute2 has classes for one of the five.
+The settings stay when an interface moves to another network namespace, and root of that namespace
+may change them. This module uses ioctl(2), because the struct that was read can also be written.
+ethtool_netlink would need bit sets, and pyroute2 has classes for one of the five settings.
 """
 
 import ctypes
@@ -27,10 +27,7 @@ _SET_BLOCK = struct.Struct("=II")  # which, on
 
 
 class _StructCommands(msgspec.Struct, frozen=True):
-    """Two commands with the same struct.
-
-    `get` fills the struct with the kernel's values, `set` writes them.
-    """
+    """Two commands with the same struct: `get` reads the struct, `set` writes it."""
 
     get: int
     set: int
@@ -47,18 +44,18 @@ FEATURES = "features"
 
 
 def settings(route: Rtnetlink, name: str) -> dict[str, str]:
-    """The settings of the driver of an interface in the socket's namespace, in hexadecimal."""
+    """The driver settings of an interface in the socket's namespace, in hexadecimal by name."""
     found = {}
     for setting in (FEATURES, *_COMMANDS):
         try:
             found[setting] = _read(route, name, setting).hex()
-        except OSError:  # the driver has none
+        except OSError:  # the driver does not have this setting
             continue
     return found
 
 
 def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str]:
-    """Restore the settings that differ from those of `settings`. Returns the refusals."""
+    """Restore each setting that differs from `earlier`. Returns a text for each refused setting."""
     refusals = []
     for setting, value in earlier.items():
         try:
@@ -66,16 +63,13 @@ def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str
             if now != then:
                 _write(route, name, setting, now, then)
         except OSError as error:
-            text = f'restoring {setting} of "{name}" as ethtool does'
+            text = f'restoring the {setting} of "{name}" (see ethtool)'
             refusals.append(str(explained(text, error.errno or 0)))
     return refusals
 
 
 def _read(route: Rtnetlink, name: str, setting: str) -> bytes:
-    """The struct of a setting, without its command.
-
-    Of the features only the requested ones are read.
-    """
+    """The struct of a setting, without its command. For features, only the requested bits."""
     if setting != FEATURES:
         command = _COMMANDS[setting]
         return _ioctl(route, name, command.get, bytes(command.size - _COMMAND.size))
@@ -91,7 +85,7 @@ def _write(route: Rtnetlink, name: str, setting: str, now: bytes, then: bytes) -
         _feature_blocks(route, name),
         _COMMAND.iter_unpack(now),
         _COMMAND.iter_unpack(then),
-        strict=False,  # an earlier kernel may have had other blocks
+        strict=False,  # the earlier kernel may have had another number of blocks
     )
     changes = [
         _SET_BLOCK.pack(available & (is_on ^ was_on), was_on)
@@ -110,10 +104,7 @@ def _feature_blocks(route: Rtnetlink, name: str) -> list[tuple[int, ...]]:
 
 
 def _ioctl(route: Rtnetlink, name: str, command: int, rest: bytes) -> bytes:
-    """Pass a struct that begins with the command.
-
-    Returns the values after the command, as the kernel changed them.
-    """
+    """Pass the kernel a struct of `command` and `rest`. Returns `rest` as the kernel changed it."""
     passed = ctypes.create_string_buffer(_COMMAND.pack(command) + rest, _COMMAND.size + len(rest))
     encoded = name.encode(errors="surrogateescape")
     fcntl.ioctl(route, SIOCETHTOOL, _IFREQ.pack(encoded, ctypes.addressof(passed)))

@@ -1,9 +1,9 @@
-"""Mounts, and the mount namespace of the host.
+"""Mounts and unmounts, also in the mount namespace of the host.
 
-An agent in a container mounts in the host's namespace, because no runtime sees mounts in its own.
-setns(2) moves a thread into a mount namespace only if it shares its root and working directory with
-no other thread (unshare(2), CLONE_FS), and it cannot move back. So each such task runs in a new
-thread.
+An agent in a container mounts in the host's mount namespace, because no runtime sees mounts in the
+container's. setns(2) moves a thread into a mount namespace only if the thread shares its root and
+working directory with no other thread (unshare(2), CLONE_FS). The thread cannot move back, so each
+such task runs in a new thread.
 
 Sources: mount(2), umount2(2), setns(2), unshare(2).
 """
@@ -28,17 +28,17 @@ T = TypeVar("T")
 
 
 def mount(source: str, target: Path, kind: str, flags: int, options: str = "") -> None:
-    """Mount as mount(2) does. Raises OSError."""
+    """Call mount(2). Raises OSError."""
     encoded = os.fsencode(source), os.fsencode(target), kind.encode(), flags, options.encode()
     _check(_libc.mount(*encoded), str(target))
 
 
 def unmount(target: Path) -> None:
-    """Detach all mounts at `target`. Processes that use them keep them. Raises OSError."""
+    """Detach all mounts at `target`. Processes that use a mount keep it. Raises OSError."""
     while _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
         pass
     code = ctypes.get_errno()
-    if code not in (errno.EINVAL, errno.ENOENT):  # not a mount, or not there
+    if code not in (errno.EINVAL, errno.ENOENT):  # `target` is not a mount point, or does not exist
         raise OSError(code, os.strerror(code), str(target))
 
 
@@ -50,13 +50,13 @@ def below(directory: Path) -> list[Path]:
 
 
 def unmount_below(directory: Path) -> None:
-    """`unmount` everything below `directory`. Raises OSError."""
+    """Call `unmount` for every mount point below `directory`. Raises OSError."""
     for point in below(directory):
         unmount(point)
 
 
 def in_host(act: Callable[[], T]) -> T:
-    """Run `act` with the host's root directory and mounts. Raises OSError."""
+    """Call `act` in the host's mount namespace, with the host's root directory. Raises OSError."""
     host = procfs.path("1/ns/mnt")
     try:
         descriptor = os.open(host, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,7 +1,8 @@
-"""Network namespaces: open one, and enter it with the calling thread.
+"""Opens, finds and enters network namespaces.
 
-A path may be replaced at any time, so a namespace is opened once and used by its descriptor.
-setns(2) moves only the calling thread, and a socket stays in the namespace where it was created.
+Another file may replace a path at any time, so a namespace is opened once and used by its
+descriptor. setns(2) moves only the calling thread, and a socket stays in the namespace where it was
+created.
 """
 
 import ctypes
@@ -35,15 +36,15 @@ class NetworkNamespace:
         self.path = path
         self._identity: NetnsIdentity | None = None
         self.seen_from = ""
-        """`where` of the path, if it led here at `look_at_path`; "" if it did not."""
+        """`where` of the path, if it led to this namespace at `look_at_path`; otherwise ""."""
 
     @classmethod
     def open(cls, path: str, descriptor: int | None = None) -> "NetworkNamespace":
         """Open the network namespace at `path`.
 
-        If `descriptor` is given, it is duplicated, and `path` may be missing in this mount
-        namespace. Raises NamespaceGone if the path does not lead to a network namespace, and
-        HostError if it cannot be opened for another reason (no free descriptor, no permission).
+        A `descriptor` is duplicated instead; then `path` may be missing in this mount namespace.
+        Raises NamespaceGone if the path does not lead to a network namespace, and HostError if the
+        path cannot be opened for another reason (no free descriptor, no permission).
         """
         try:
             # O_NONBLOCK: opening a FIFO at this path would wait
@@ -57,12 +58,12 @@ class NetworkNamespace:
         except OSError:
             os.close(opened)
             raise NamespaceGone(
-                f'failed to open netns "{path}": unknown FS magic, this is a plain file left '
-                "where a namespace was mounted"
+                f'failed to open netns "{path}": unknown FS magic: the namespace that was '
+                "mounted at this path is gone, and a plain file is left"
             ) from None
         if namespace_type != CLONE_NEWNET:
             os.close(opened)
-            raise NamespaceGone(f'failed to open netns "{path}": a namespace of another type')
+            raise NamespaceGone(f'failed to open netns "{path}": it is not a network namespace')
         return cls(opened, path)
 
     @classmethod
@@ -72,19 +73,19 @@ class NetworkNamespace:
 
     @property
     def inode(self) -> NetnsInode:
-        """The inode number, unique while the namespace is open. The kernel reuses numbers later."""
+        """The inode number, unique while the namespace exists. The kernel reuses numbers later."""
         return NetnsInode(os.fstat(self.descriptor).st_ino)
 
     @property
     def identity(self) -> NetnsIdentity:
-        """A text (the cookie) that no other namespace of this boot has."""
+        """A text that no other namespace of this boot has: the cookie."""
         if self._identity is not None:
             return self._identity
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
             return self.identify_by(inside)
 
     def identify_by(self, inside: socket.socket) -> NetnsIdentity:
-        """The identity from a socket in the namespace; before Linux 5.14 only the inode number."""
+        """The identity, read from a socket inside; before Linux 5.14 only the inode number."""
         try:
             cookie = inside.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
         except OSError:
@@ -94,11 +95,11 @@ class NetworkNamespace:
         return self._identity
 
     def look_at_path(self) -> None:
-        """Set `seen_from` if the path leads to this namespace. `was_removed` uses this later."""
+        """Set `seen_from` if the path leads to this namespace. `was_removed` needs `seen_from`."""
         self.seen_from = where(self.path) if self._path_leads_here() else ""
 
     def was_removed(self) -> bool:
-        """Whether the runtime removed the path since it led here at `look_at_path`."""
+        """Whether the path led to this namespace at `look_at_path`, and was removed later."""
         return self.seen_from != "" and not self._path_leads_here()
 
     def _path_leads_here(self) -> bool:
@@ -110,9 +111,9 @@ class NetworkNamespace:
 
     @classmethod
     def find(cls, identity: str) -> "NetworkNamespace | None":
-        """The namespace with that identity, if a visible process is in it.
+        """The namespace with that identity, if a visible process is inside.
 
-        Raises HostError if it was not found and some processes may not be examined.
+        Raises HostError if it is not found, but some processes cannot be examined.
         """
         seen = set()
         hidden = ""
@@ -126,19 +127,22 @@ class NetworkNamespace:
             except (FileNotFoundError, ProcessLookupError, NamespaceGone):
                 continue  # the process has ended
             except (OSError, HostError) as error:
-                if _exists(entry):  # else the process has ended: the kernel may report EACCES
+                if _exists(entry):  # for a process that has ended the kernel may report EACCES
                     hidden = hidden or f"{entry}: {error}"
                 continue
             if namespace.identity == identity:
                 return namespace
             os.close(namespace.descriptor)
         if hidden:
-            raise HostError(f"cannot determine whether a network namespace still exists ({hidden})")
+            raise HostError(
+                f"cannot look for a network namespace in all processes: {hidden}: let podfabric "
+                "run as root in the host's PID namespace"
+            )
         return None
 
     @classmethod
     def every(cls) -> "Iterator[NetworkNamespace]":
-        """Open every visible namespace: of processes, and below /run/netns. Callers close them."""
+        """Open every namespace of visible processes or below /run/netns. The caller closes them."""
         seen = set()
         for path in (*Path("/run/netns").glob("*"), *_of_processes()):
             try:
@@ -148,11 +152,11 @@ class NetworkNamespace:
                 seen.add((status.st_dev, status.st_ino))
                 yield cls.open(str(path))
             except (OSError, HostError):
-                continue  # it has gone, or may not be examined
+                continue  # the namespace has gone, or cannot be examined
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The calling thread is in the namespace during the block, and returns in any case."""
+        """Move the calling thread into the namespace for the block, and back in any case."""
         own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         try:
             setns(self.descriptor, f'cannot enter netns "{self.path}"')
@@ -171,7 +175,7 @@ class NetworkNamespace:
 
 
 def _of_processes() -> Iterator[Path]:
-    """The namespaces of processes. Any process may end at any moment: Path.glob would raise."""
+    """The namespaces of processes. If a process ends meanwhile, Path.glob would raise."""
     for name in os.listdir(procfs.path()):  # noqa: PTH208
         path = procfs.path(name) / "ns/net"
         if name.isdecimal() and _exists(path):
@@ -179,7 +183,7 @@ def _of_processes() -> Iterator[Path]:
 
 
 def _exists(path: Path) -> bool:
-    """Whether a path exists. Unlike Path.exists it never raises, not even for ESRCH."""
+    """Whether a path exists. Unlike Path.exists, this function never raises, even for ESRCH."""
     return os.path.exists(path)  # noqa: PTH110
 
 
@@ -190,17 +194,17 @@ def setns(descriptor: int, what: str) -> None:
 
 
 def where(path: str) -> str:
-    """The mount namespace, and the identity of the path's directory."""
+    """A text that identifies the calling thread's mount namespace and the path's directory."""
     return f"{view()} {_directory(path)}"
 
 
 def proves_absence(path: str, seen_from: str) -> bool:
-    """Whether a path that leads to no namespace here leads to none at `seen_from` (`where`).
+    """Whether a path that leads to no namespace here also leads to none in `seen_from` (`where`).
 
-    In the same mount namespace this is certain. In another one, as after the start of another
-    container, it is certain if the path's directory is the same and has no such name: a runtime
-    unmounts a namespace and then removes the file. A file that exists may be a mount point
-    elsewhere.
+    In the same mount namespace this is certain. In another mount namespace, such as a new
+    container's, it is certain if the path's directory is the same and has no such name: a runtime
+    unmounts a namespace and then removes the file. But an existing file may be a mount point in the
+    other mount namespace.
     """
     mounts, _, directory = seen_from.partition(" ")
     if mounts == view():
@@ -219,7 +223,7 @@ def _directory(path: str) -> str:
 
 
 def view() -> str:
-    """The calling thread's mount namespace, within which a path has one meaning."""
+    """The calling thread's mount namespace. Within a mount namespace, a path has one meaning."""
     return os.readlink("/proc/thread-self/ns/mnt")  # noqa: PTH115
 
 
@@ -231,7 +235,7 @@ class Home:
         self._inode = os.fstat(self._descriptor).st_ino
 
     def restore(self) -> bool:
-        """Move the calling thread back if it is elsewhere. Returns False if that fails."""
+        """Move the calling thread back, if it is in another namespace. Returns False on failure."""
         try:
             if os.stat(_OWN).st_ino != self._inode:  # noqa: PTH116
                 setns(self._descriptor, "cannot return to the host's network namespace")

@@ -1,7 +1,7 @@
 """Moves an interface into a pod, and restores it on the host.
 
-A name does not identify an interface, so a moved one gets a mark: an alias made from its
-attachment's key. A pod may overwrite the alias, so properties that a pod cannot change count too.
+A name does not identify an interface, so a moved interface gets a mark: an alias made from its
+attachment's key. A pod may overwrite the alias, so properties that a pod cannot change count, too.
 """
 
 import errno
@@ -23,9 +23,9 @@ TEMPORARY_PREFIX = "pf"
 MODES = links.FLAGS["promisc"] | links.FLAGS["allmulti"]
 _FLAGS = sum(links.FLAGS.values())
 
-# A move holds the kernel's RTNL lock for ~16 ms (it waits for all CPUs), and the kernel grants the
-# lock in order of arrival. If all threads moved at once, each interface would get its address only
-# after all moves. With two at a time the lock is never idle.
+# A move holds the kernel's RTNL lock for ~16 ms, in which it waits for all CPUs. The kernel grants
+# the lock in order of arrival. If all threads moved at once, each interface would get its address
+# only after all moves. With two moves at a time the lock is never idle.
 _moving = threading.BoundedSemaphore(2)
 
 
@@ -36,7 +36,7 @@ class NameTaken(HostError):
 class Mark(msgspec.Struct, frozen=True):
     """Identifies an attachment's interface."""
 
-    key: str  # the attachment's, 32 hex digits
+    key: str  # the attachment's key, 32 hex digits
 
     @property
     def alias(self) -> str:
@@ -50,7 +50,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties of an interface on the host, to be restored. Defaults are not restored."""
+    """The properties to restore for an interface on the host. Default values are not restored."""
 
     name: str
     kind: str
@@ -60,11 +60,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     alias: str = ""
     device: str = ""
     altnames: tuple[str, ...] = ()
-    flags: int = 0  # those of `flags_known` that are set
+    flags: int = 0  # the flags of `flags_known` that are set
     flags_known: int = MODES
     broadcast: str = ""
     settings: dict[str, int] = {}  # of links.SETTINGS
-    xdp: tuple[str, ...] | None = None  # the modes in which it has an XDP program
+    xdp: tuple[str, ...] | None = None  # modes in which the interface has an XDP program
 
 
 def origin_of(link: Link) -> Origin:
@@ -87,7 +87,7 @@ def origin_of(link: Link) -> Origin:
 
 
 def require_free(pod: Rtnetlink, name: str) -> None:
-    """Raise NameTaken if the pod has an interface of that name. A move would report it too late."""
+    """Raise NameTaken if the pod has an interface of that name. A move would fail too late."""
     if not links.has_name(pod, name):
         return
     taken = links.find(pod, name)
@@ -105,13 +105,13 @@ def move_in(
     *,
     mtu: int = 0,
 ) -> Link:
-    """Move an interface into the pod, rename it to `name` and mark it. Returns it in its new state.
+    """Move an interface into the pod, rename it to `name` and mark it. Returns its new state.
 
-    The caller must have checked that the name is free. An MTU of 0 does not change. The kernel may
-    assign another index, so the interface is looked up again, without the RTNL lock, which other
-    moves hold. `interface_addresses.configure` checks the mark.
+    The caller must have checked that the name is free. An `mtu` of 0 leaves the MTU unchanged. The
+    kernel may assign another index, so the interface is looked up again, without the RTNL lock,
+    which other moves hold. `interface_addresses.configure` checks the mark.
 
-    Raises HostError, and LinkMissing if the interface with that name is not the moved one.
+    Raises HostError, and LinkMissing if another interface in the pod has that name.
     """
     _drop_clashing_altnames(host, pod, link, name)
     with _moving:
@@ -122,7 +122,7 @@ def move_in(
         return msgspec.structs.replace(
             link, index=seen.index, name=name, alias=mark.alias, flags=flags, mtu=mtu or link.mtu
         )
-    # The address may differ: a VF that goes down, as in a move, takes the address set by its PF.
+    # The address may differ: a VF that goes down in a move takes the address that its PF has set.
     moved = links.by_index(pod, seen.index) if seen is not None else None
     if moved is None or moved.alias != mark.alias:
         raise LinkMissing(f'"{name}" in the pod is not the interface that was moved')
@@ -132,8 +132,8 @@ def move_in(
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set an interface's hardware address (6 bytes).
 
-    With some drivers (igb), an untrusted VF cannot set its address after the PF has set it. The VF
-    takes the PF's value when its interface is set down.
+    With some drivers (igb), an untrusted VF cannot set its address after the PF has set one. The VF
+    takes the PF's address when its interface is set down.
     """
     try:
         link_changes.set_mac(route, link, mac)
@@ -151,13 +151,13 @@ def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
     """Find an attachment's interface in a namespace, under any name.
 
-    `names` are tried first, in order: the first is the most probable one. A pod can change or forge
-    the mark. So a hardware interface is identified by its device, and if the function has two
-    interfaces also by its mark or address. Any other interface is identified by its mark, or by
+    Tries `names` first, in their order: the most probable name comes first. A pod can change or
+    forge the mark. So the device identifies a hardware interface; if the function has two
+    interfaces, the mark or the address counts, too. The mark identifies any other interface, or
     name, kind and address together.
     """
     for position, name in enumerate(names):
-        # Checking whether a name exists costs less than a look-up that fails.
+        # A check whether a name exists takes less time than a look-up that fails.
         likely = position == 0 or links.has_name(route, name)
         link = links.find(route, name) if likely else None
         if link is None or (origin.device and not _is_of_device(link, origin)):
@@ -179,14 +179,12 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
 
 
 def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark) -> bool:
-    """Move the interface, whose name in the pod is `name`, to the host.
+    """Move the interface `name` of the pod to the host, and restore its properties there.
 
-    Restore its properties there.
-
-    The interface may be on the host already: half restored, or returned by a namespace that died
-    (then `pod` is `None`). After a failure, call it again to continue. Returns False if the
-    interface is in neither namespace. Raises NameTaken if another interface has its name now; then
-    it is on the host, marked, under a temporary name.
+    The interface may be on the host already: half restored, or back from a dead namespace (then
+    `pod` is `None`). After a failure, a second call continues. Returns False if the interface is in
+    neither namespace. Raises NameTaken if another interface on the host now has its name: then the
+    interface is on the host with its mark, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
@@ -195,18 +193,18 @@ def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, m
 
 
 def restore_from(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> bool:
-    """`restore` of the interface `link`, which was found in the pod."""
+    """Like `restore`, for the interface `link`, which was found in the pod."""
     name = _move_out(host, pod, link, origin, mark)
     return _restore(host, origin, mark, name)
 
 
 def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark: Mark) -> str:
-    """Move an interface to the host, under its old name if that is free. Returns the name."""
+    """Move an interface to the host, under its old name if the name is free. Returns the name."""
     free = not links.has_name(host, origin.name)
     name = origin.name if free else mark.temporary_name
     link = _without_foreign_altnames(pod, link, origin)
     _drop_clashing_altnames(pod, host, link, name)
-    _restore_flags(pod, link, origin)  # IPv6 starts on the host as the flags are then
+    _restore_flags(pod, link, origin)  # before the move: IPv6 starts on the host by the flags
     mtu = origin.mtu if link.mtu != origin.mtu else 0
     mac = _address_to_restore(link, origin)
     with NetworkNamespace.own() as home, _moving:
@@ -220,25 +218,25 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
         except HostError:
             if links.by_index(pod, link.index) is not None:
                 raise
-            # It was moved and a later part of the message failed: `_restore` does the rest.
+            # The move succeeded and a later part of the message failed: `_restore` continues.
     return name
 
 
 def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> bool:
-    """Restore the properties of an interface on the host that differ. The mark goes last."""
+    """Restore each property of the interface on the host that differs. Removes the mark last."""
     names = (name,) if name else (mark.temporary_name, origin.name)
     link = find(host, names, origin, mark)
     if link is None:
         return False
     if link.name != origin.name:
-        if origin.name in link.altnames:  # udev adds one by its naming policy
+        if origin.name in link.altnames:  # udev's naming policy may have added it
             link_changes.drop_altname(host, link, origin.name)
             kept = tuple(name for name in link.altnames if name != origin.name)
             link = msgspec.structs.replace(link, altnames=kept)
         if links.has_name(host, origin.name):
             raise NameTaken(
-                f'"{origin.name}" on the host is another interface now, so the interface that came '
-                f'back from the pod has the name "{link.name}": rename one of them'
+                f'another interface on the host has the name "{origin.name}" now, so the interface '
+                f'from the pod is named "{link.name}": rename the other interface'
             )
         link_changes.rename(host, link, origin.name)
     mac = _address_to_restore(link, origin)
@@ -249,11 +247,11 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> boo
     _restore_settings(host, link, origin)
     if origin.up and not link.up:
         host.change(link_changes.up(link))
-    if link.alias != origin.alias:  # otherwise it is restored already
+    if link.alias != origin.alias:  # otherwise the interface is restored already
         link = _without_foreign_altnames(host, link, origin)
     for altname in origin.altnames:
         if altname not in link.altnames:
-            with suppress(HostError):  # another interface may have it now
+            with suppress(HostError):  # another interface may have this name now
                 link_changes.add_altname(host, link, altname)
     if link.alias != origin.alias:
         link_changes.set_alias(host, link, origin.alias)
@@ -267,7 +265,7 @@ def _restore_flags(route: Rtnetlink, link: Link, origin: Origin) -> None:
 
 
 def _restore_settings(host: Rtnetlink, link: Link, origin: Origin) -> None:
-    """Restore the settings that a pod may have changed and a move keeps."""
+    """Restore the settings that a pod may have changed, and that a move does not reset."""
     _restore_flags(host, link, origin)
     changed = {
         name: value
@@ -282,24 +280,24 @@ def _restore_settings(host: Rtnetlink, link: Link, origin: Origin) -> None:
 
 
 def _is_of_device(link: Link, origin: Origin) -> bool:
-    """Whether the interface is the hardware's own, and not an IPoIB child on this hardware."""
+    """Whether the interface is the device's own interface, and not an IPoIB child on it."""
     return link.device == origin.device and link.kind == origin.kind and not link.parent
 
 
 def _is_unmarked(link: Link, origin: Origin) -> bool:
-    """Whether an interface with the right name is the moved one that has lost its mark."""
+    """Whether an interface with the right name is the moved interface, but without its mark."""
     same = (link.device, link.kind, link.mac) == (origin.device, origin.kind, origin.mac)
     return same and not link.alias.startswith(ALIAS_PREFIX)
 
 
 def _address_to_restore(link: Link, origin: Origin) -> str:
-    """The hardware address to set, "" for none. InfiniBand's comes from the port."""
+    """The hardware address to set, "" for none. An InfiniBand address comes from the port."""
     ethernet = link.link_type == links.ARPHRD_ETHER
     return origin.mac if ethernet and link.mac != origin.mac else ""
 
 
 def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> Link:
-    """Remove alternative names that the pod added; they could clash with the next pod's."""
+    """Remove alternative names that the pod added: such names could clash with the next pod's."""
     for altname in link.altnames:
         if altname not in origin.altnames:
             link_changes.drop_altname(route, link, altname)
@@ -310,8 +308,9 @@ def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> L
 def _drop_clashing_altnames(source: Rtnetlink, target: Rtnetlink, link: Link, name: str) -> None:
     """Remove alternative names that prevent a move.
 
-    If one equals the new name, the rename fails after the move. If another interface in the target
-    has one, the kernel refuses the move, or before Linux 6.6 confuses the two.
+    If an alternative name equals the new name, the rename fails after the move. If another
+    interface in the target has that alternative name, the kernel refuses the move, or before Linux
+    6.6 confuses the two interfaces.
     """
     for altname in link.altnames:
         if altname == name or links.has_name(target, altname):

@@ -1,6 +1,6 @@
-"""Frames of any link type, sent with AF_PACKET sockets (packet(7)).
+"""Sends frames on links of any type, with AF_PACKET sockets (packet(7)).
 
-Python's AF_PACKET addresses have at most 8 bytes, and InfiniBand's hardware addresses have 20 (RFC
+AF_PACKET addresses in Python have at most 8 bytes, but InfiniBand hardware addresses have 20 (RFC
 4391), so this module calls sendto(2) with a longer sockaddr_ll.
 """
 
@@ -28,7 +28,7 @@ def octets(mac: str) -> bytes:
 
 
 def arp_request(link_type: int, mac: bytes, sender: bytes, target: bytes) -> bytes:
-    """An ARP request for an IPv4 address, for the link's type of address."""
+    """An ARP request for the IPv4 address `target`, on a link of that type."""
     header = struct.pack("!HHBBH", link_type, 0x0800, len(mac), 4, ARPOP_REQUEST)
     return header + mac + sender + bytes(len(mac)) + target
 
@@ -54,23 +54,24 @@ def send(sender: socket.socket, payload: bytes, address: bytes) -> None:
 
 
 def packet_socket(stack: ExitStack) -> socket.socket:
-    """A socket for frames' payload, in the thread's namespace. Before a bind it only sends."""
+    """A socket for payloads of frames, in the thread's namespace. It receives only after a bind."""
     sender = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 0)
     stack.callback(_closer.close, sender)
     return sender
 
 
 class _Closer:
-    """Closes packet sockets in a thread, so that no call waits for it.
+    """Closes packet sockets in a thread, so that no call waits for a close.
 
-    packet_release (net/packet/af_packet.c) waits ~16 ms for an RCU grace period, as long as the
-    interface's move takes. The thread stays: starting one takes 0.2 ms of CPU, a tenth of an ADD.
+    packet_release (net/packet/af_packet.c) waits ~16 ms for an RCU grace period, as long as a move
+    of the interface takes. The thread does not end, because a start of a thread takes 0.2 ms of
+    CPU, a tenth of an ADD.
     """
 
     def __init__(self) -> None:
         self._sockets: SimpleQueue[socket.socket] = SimpleQueue()
         self._starting = threading.Lock()
-        self._process = 0  # the process with the thread: a forked child has none
+        self._process = 0  # the process that has the thread: a forked child has no thread
 
     def close(self, sender: socket.socket) -> None:
         """Close the socket soon.
@@ -83,7 +84,7 @@ class _Closer:
             self._sockets.put(sender)
 
     def _is_started(self) -> bool:
-        """Whether the thread runs; False if the limit of threads is reached."""
+        """Start the thread unless it runs. Returns False if the limit of threads is reached."""
         with self._starting:
             if self._process != os.getpid():
                 try:

@@ -1,8 +1,9 @@
 """Finds the host's proc(5).
 
-An agent in a container can read two of them. Its own /proc shows only processes of the container,
-and its sysctls are read-only. The host's /proc is mounted elsewhere and shows the processes in
-pods' namespaces. In both, /proc/sys/net is that of the reading thread's namespace.
+An agent in a container can read two proc(5) file systems. The container's /proc shows only
+processes of the container, and its sysctls are read-only. The host's /proc is mounted at another
+path, and shows the processes in pods' namespaces. In both, sys/net belongs to the network namespace
+of the reading thread.
 """
 
 import re
@@ -24,19 +25,19 @@ def path(name: str = "") -> Path:
 
 
 def name(of: str) -> str:
-    """`path` as a string. A Path costs as much as reading a small file."""
+    """The host's /proc/OF as a string. Making a Path takes as long as reading a small file."""
     return f"{_root_name}/{of}"
 
 
 def lines(text: str) -> list[str]:
     """The lines of a file of proc(5), without empty ones.
 
-    Only a line feed ends a line: a directory's name may have the other characters at which
-    str.splitlines splits, and proc(5) does not escape them.
+    Only a line feed ends a line. str.splitlines also splits at other characters, which a
+    directory's name may have, and which proc(5) does not escape.
     """
     return [line for line in text.split("\n") if line]
 
 
 def unescaped(text: str) -> str:
-    """A path from mountinfo, which writes "\\040" for a space."""
+    """The path that mountinfo shows with escapes, such as "\\040" for a space."""
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), text)

@@ -1,7 +1,7 @@
-"""SELinux labels with which containers may use files of the host.
+"""Sets SELinux labels, so that containers may use files of the host.
 
-Containers may use files of few types only, wherever they are mounted from. A runtime labels the
-volumes of a pod, but not the mounts of a CDI file or a device plugin.
+Containers may use files of few SELinux types only, wherever the files are mounted from. A runtime
+labels the volumes of a pod, but not the mounts of a CDI file or a device plugin.
 
 Sources: container.te and container.fc of container-selinux; selinux(8), xattr(7).
 """
@@ -14,7 +14,7 @@ from base.problems import Problems
 
 READ = b"system_u:object_r:container_ro_file_t:s0"
 WRITE = b"system_u:object_r:container_file_t:s0"
-"""Without categories: the containers of all pods may use such a file, if it is mounted there."""
+"""The labels have no categories: the containers of all pods may use a file that they mount."""
 
 ATTRIBUTE = "security.selinux"
 
@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class ContainerLabels:
-    """Labels files for containers, on a node with SELinux. It logs a failure."""
+    """Labels files for containers on a node with SELinux. Logs failures."""
 
     def __init__(self, sys: Path) -> None:
         self._switch = sys / "fs/selinux/enforce"
         self._problems = Problems(_log)
 
     def set(self, path: Path, label: bytes) -> None:
-        """Label a file, directory or socket, unless it has that label."""
+        """Label a file, directory or socket, unless it has that label already."""
         if not self._switch.exists():
             return
         try:
@@ -42,7 +42,7 @@ class ContainerLabels:
 
 
 def _label(path: Path) -> bytes:
-    """The label of a file, or b""."""
+    """The label of a file; b"" if it has none."""
     try:
         return os.getxattr(path, ATTRIBUTE, follow_symlinks=False).rstrip(b"\0")
     except OSError:

@@ -1,17 +1,18 @@
-"""The journal: the attachments, their pods, and how to undo each.
+"""The journal: the pod of each attachment, and how to undo the attachment.
 
-One file per attachment, on disk before the first change to the kernel and removed when nothing is
-left to undo:
+Each attachment has one file. A plugin writes the file before the first change to the kernel, and
+removes the file when nothing is left to undo:
 
     {"crc32": "89abcdef", "entry": {"version": 1, "plugin": "ipoib", "network": ..., ...}}
 
-The checksum covers the bytes of "entry" and detects a torn or flipped file. A later entry of the
-attachment is appended as a line. The last line counts, unless a kill or a power cut has torn it.
+The checksum covers the bytes of "entry" and detects a torn file and flipped bits. A later entry of
+the attachment is appended as a line. The last line counts, unless a kill or a power cut tore that
+line.
 
-`devices/<device>/` has an empty file for each attachment that may have the device, with the name of
-its journal file. It is made before the entry and removed after the device is released, so a kill
-may leave one too many. A power cut may lose the file. This does no harm, because after a reboot no
-attachment has a device.
+`devices/<device>/` has an empty file for each attachment that may have the device. The empty file
+has the name of the attachment's journal file. A plugin makes the empty file before the entry, and
+removes the empty file after it releases the device, so a killed plugin may leave an unneeded file.
+A power cut may lose the empty file, which does no harm: after a reboot no attachment has a device.
 """
 
 import json
@@ -43,22 +44,22 @@ U = TypeVar("U")
 
 
 class JournalDamaged(Exception):
-    """A journal file is not readable. The text names file and reason."""
+    """A journal file cannot be read, or is damaged. The text names the file and the reason."""
 
 
 class Phase(StrEnum):
     """The progress of an attachment."""
 
-    ADDING = "adding"  # an ADD runs, or died: any part of the attachment may exist
+    ADDING = "adding"  # an ADD runs or was killed: any part of the attachment may exist
     ATTACHED = "attached"  # the ADD completed
-    LEAVING = "leaving"  # the namespace is gone, its interface has not come back yet
+    LEAVING = "leaving"  # the namespace is gone, its interface is not back on the host yet
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One attachment. `undo` is the plugin's own record for the removal.
 
-    `config`, `args` and `path` come from the ADD. With them GC and the sweep call the IPAM plugin
-    as a DEL of the runtime would.
+    `config`, `args` and `path` come from the ADD. GC and the sweep use these three to call the IPAM
+    plugin as a DEL of the runtime would.
     """
 
     version: int = VERSION
@@ -74,7 +75,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     pod_namespace: str = ""
     pod_name: str = ""
     pod_uid: str = ""
-    since: str = ""  # of the ADD: RFC 3339, UTC
+    since: str = ""  # start of the ADD: RFC 3339, UTC
     leaving_since: str = ""  # start of the phase LEAVING, in the same form
     config: str = "{}"
     args: str = ""
@@ -95,7 +96,10 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         pod: Pod | None = None,
         device: str = "",
     ) -> "JournalEntry":
-        """The entry of an ADD that has changed nothing yet. `namespace` is `None` if it is gone."""
+        """The entry of an ADD that has changed nothing yet.
+
+        `namespace` is `None` if the pod's namespace is gone.
+        """
         pod = pod or Pod()
         return cls(
             plugin=plugin,
@@ -140,11 +144,13 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         return of_environ(environ, decode_for_removal(self.config.encode()), self.network)
 
     def undo_as(self, shape: type[U]) -> U:
-        """The plugin's record as its type. Raises JournalDamaged if it has another shape."""
+        """The plugin's record as a `shape`. Raises JournalDamaged if the record does not fit."""
         try:
             return decoding.decode(self.undo, shape)
         except msgspec.MsgspecError as error:
-            raise JournalDamaged(f"journal of {self.attachment}: {error}") from None
+            raise JournalDamaged(
+                f"journal entry of {self.attachment} is damaged, its record does not fit: {error}"
+            ) from None
 
     def with_record(self, record: msgspec.Struct) -> "JournalEntry":
         return msgspec.structs.replace(self, undo=msgspec.Raw(msgspec.json.encode(record)))
@@ -167,7 +173,7 @@ class _JournalFile(msgspec.Struct):
 
 
 def to_bytes(entry: JournalEntry) -> bytes:
-    """The line of an entry."""
+    """The line of an entry in its file."""
     body = msgspec.json.encode(entry)
     return b'{"crc32":"%08x","entry":%b}\n' % (zlib.crc32(body), body)
 
@@ -177,27 +183,27 @@ def from_bytes(content: bytes, name: str) -> JournalEntry:
     try:
         file = decoding.decode(_last_line(content), _JournalFile)
         if file.crc32 != f"{zlib.crc32(bytes(file.entry)):08x}":
-            raise JournalDamaged(f"journal file {name} is damaged: its checksum differs")
+            raise JournalDamaged(f"journal file {name} is damaged: its checksum is wrong")
         entry = decoding.decode(file.entry, JournalEntry)
     except msgspec.MsgspecError as error:
         raise JournalDamaged(f"journal file {name} is damaged: {error}") from None
     if entry.version != VERSION:
         raise JournalDamaged(
-            f"journal file {name} has version {entry.version}, this podfabric reads {VERSION}: "
-            "it was written by a newer one"
+            f"journal file {name} has version {entry.version}, but this podfabric reads version "
+            f"{VERSION}: a newer podfabric wrote the file"
         )
     return entry
 
 
 def _last_line(content: bytes) -> bytes:
-    """The last line, without a torn rest behind it."""
+    """The last line. A torn last line counts only if the content has no other line."""
     *ended, rest = content.split(b"\n")
     lines = [line for line in ended if line]
     return rest if rest and (not lines or _begins_with_json(rest)) else lines[-1] if lines else b""
 
 
 def _begins_with_json(text: bytes) -> bool:
-    """Whether the text begins with a whole JSON value, so that it was not torn."""
+    """Whether the text begins with a whole JSON value. A torn text does not."""
     try:
         json.JSONDecoder().raw_decode(text.decode(errors="replace"))
     except (ValueError, RecursionError):
@@ -206,7 +212,7 @@ def _begins_with_json(text: bytes) -> bool:
 
 
 class AttachmentLock(LockFile):
-    """An attachment's lock. Raises Terminated if the caller's client has gone."""
+    """An attachment's lock. Raises Terminated if the client of the call has disconnected."""
 
     def acquire(self, timeout: float | None = None) -> None:
         """Wait for the lock. Raises Busy, OSError, Terminated."""
@@ -231,22 +237,24 @@ class Journal:
         return Path(self._file_of(attachment))
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
-        """The entry, or `None`. Raises JournalDamaged."""
+        """The attachment's entry, `None` if it does not exist. Raises JournalDamaged."""
         path = self._file_of(attachment)
         try:
             entry = from_bytes(files.read(path), path)
         except FileNotFoundError:
             return None
         if entry.attachment != attachment:
-            raise JournalDamaged(f"journal file {path} is damaged: it names {entry.attachment}")
+            raise JournalDamaged(
+                f"journal file {path} is damaged: its entry is for {entry.attachment}"
+            )
         return entry
 
     def write(self, entry: JournalEntry) -> None:
-        """Store an entry. Every entry survives a kill, the first one of an ADD also a power cut.
+        """Store an entry, which survives a kill. An ADD's first entry also survives a power cut.
 
-        After a power cut there is nothing left in the kernel to undo, and an entry of an earlier
-        boot is removed in any phase. So a later entry need not survive one, and is appended. An
-        empty line before it ends the line of a killed writer.
+        A later entry need not survive a power cut: after a reboot the kernel has nothing to undo,
+        and a DEL or the sweep removes an entry of an earlier boot in any phase. A later entry is
+        appended, after an empty line, which ends the torn line of a killed writer.
         """
         path, line = self._file_of(entry.attachment), to_bytes(entry)
         if entry.device:
@@ -261,7 +269,7 @@ class Journal:
         self._forget(entry.device, os.path.basename(self._file_of(entry.attachment)))  # noqa: PTH119
 
     def remove(self, attachment: Attachment) -> None:
-        """Remove an entry, once nothing is left to undo. A power cut may bring it back."""
+        """Remove an entry, once nothing is left to undo. A power cut may bring the entry back."""
         path = self._file_of(attachment)
         files.remove(path, durable=False)
         self._forget_devices_of(os.path.basename(path))  # noqa: PTH119
@@ -276,7 +284,7 @@ class Journal:
                     path.unlink(missing_ok=True)
 
     def set_aside(self, attachment: Attachment) -> Path:
-        """Rename a damaged file, for an administrator. Returns its new path."""
+        """Keep a damaged file under another name, for an administrator. Returns the new path."""
         path = self.path_of(attachment)
         aside = path.with_suffix(".damaged")
         path.replace(aside)
@@ -285,18 +293,18 @@ class Journal:
         return aside
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """The number of entries by plugin and phase. Damaged ones are ("", "damaged")."""
+        """The number of entries by plugin and phase, and of damaged files by ("", "damaged")."""
         return Counter(
             ("", "damaged") if isinstance(entry, JournalDamaged) else (entry.plugin, entry.phase)
             for entry in self.entries()
         )
 
     def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
-        """Every entry, or why it cannot be read, in no particular order."""
+        """Every entry, in no particular order. A file that cannot be read yields JournalDamaged."""
         try:
             paths = self._paths(".json")
         except OSError as error:
-            yield JournalDamaged(f"journal {self._directory} cannot be read: {error.strerror}")
+            yield JournalDamaged(f"the journal {self._directory} cannot be read: {error.strerror}")
             return
         for path in paths:
             try:
@@ -309,9 +317,10 @@ class Journal:
                 yield JournalDamaged(f"journal file {path} cannot be read: {error.strerror}")
 
     def holders(self, device: str) -> Iterator[JournalEntry | JournalDamaged]:
-        """The entries of attachments that have the device, and damaged files of such attachments.
+        """The entries of attachments that have the device, and a JournalDamaged per damaged file.
 
-        The caller has the device's lock. Raises OSError: a device is free only if this can be read.
+        The caller has the device's lock. Raises OSError if a file cannot be read, because an
+        attachment may then have the device.
         """
         try:
             names = sorted(os.listdir(f"{self._devices}/{device}"))  # noqa: PTH208
@@ -322,7 +331,7 @@ class Journal:
             try:
                 entry = from_bytes(files.read(path), path)
             except FileNotFoundError:
-                self._forget(device, name)  # its process was killed, or its boot has ended
+                self._forget(device, name)  # left by a killed process or a power cut
             except JournalDamaged as damage:
                 yield damage
             else:
@@ -334,7 +343,7 @@ class Journal:
     def locked(
         self, attachment: Attachment, timeout: float = locks.TIMEOUT
     ) -> AbstractContextManager[None]:
-        """The attachment's lock. Raises Busy; Terminated if the client has gone."""
+        """The attachment's lock. Raises Busy, or Terminated if the client has disconnected."""
         return AttachmentLock(self._lock_of(attachment.key), str(attachment), timeout)
 
     def device_locked(

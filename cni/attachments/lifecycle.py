@@ -1,10 +1,10 @@
 """DEL, CHECK, GC, STATUS and the sweep of `ipoib` and `sriov`.
 
-A plugin has its own ADD, and the methods that detach and compare one of its interfaces. This module
-ends attachments: it undoes an ADD that fails, removes for DEL and GC (and `orphans`), and before an
-ADD removes the remains of a killed one. The interface goes before its addresses, which another pod
-may get at once, and the journal's entry goes last. An error does not stop a removal, but keeps the
-entry.
+Each plugin has its own ADD, and its own methods that detach and compare an interface. This module
+ends attachments: it undoes a failed ADD, removes attachments for DEL, GC and `orphans`, and removes
+the remains of a killed ADD before another ADD. A removal releases addresses after the interface is
+gone, because another pod may get a released address at once. The journal's entry goes last. If a
+step fails, the removal ends there, and the entry stays for the next DEL.
 """
 
 from abc import ABC, abstractmethod
@@ -45,10 +45,10 @@ ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
 
 
 class Undo:
-    """Undoes the registered steps, the latest first, if an exception leaves the block.
+    """Runs the registered undo steps, the latest first, if an exception leaves the block.
 
-    The first step that fails stops it, because an address must not be released while an interface
-    has it. The journal's entry goes last: it keeps the failed step for the DEL.
+    If an undo step fails, no further step runs, because an address must not be released while an
+    interface has the address. The journal's entry goes last, so that a DEL can finish the removal.
     """
 
     def __init__(self) -> None:
@@ -56,14 +56,11 @@ class Undo:
         self._last: Callable[[], object] = lambda: None
 
     def register(self, what: str, step: Callable[[], object]) -> None:
-        """Register `step`, which undoes `what`.
-
-        Steps run in reverse order of their registration.
-        """
+        """Register `step`, which undoes `what`."""
         self._steps.append((what, step))
 
     def last(self, step: Callable[[], object]) -> None:
-        """Undo the journal's entry by `step`, after everything else."""
+        """Register the step that removes the journal's entry, after all other steps."""
         self._last = step
 
     def __enter__(self) -> "Undo":
@@ -77,18 +74,18 @@ class Undo:
                 try:
                     step()
                 except ERRORS as error:
-                    note(f"undoing {what}: {error}")
+                    note(f"cannot undo {what}: {error}")
                     return
 
 
 class Failures:
-    """Tries every step, and collects the errors."""
+    """Tries steps, and collects their errors."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def of(self, step: Callable[[], T]) -> T | None:
-        """Try a step. Returns its value, `None` if it fails."""
+        """Try a step. Returns the step's value, `None` if the step fails."""
         try:
             return step()
         except ERRORS as error:
@@ -109,7 +106,7 @@ class Failures:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Convert errors to those of a runtime: CNIError 100, 113, 11 or 5."""
+    """Convert the expected errors to CNIError 100, 113, 11 or 5, for the runtime."""
     try:
         yield
     except HostError as error:
@@ -123,24 +120,28 @@ def explained() -> Iterator[None]:
     except OSError as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"cannot use {error.filename or 'a file'}: {error.strerror}: see that its file system "
-            "is mounted, writable and not full, and that the process may open more files",
+            f"cannot use {error.filename or 'a file'}: {error.strerror}: check that its file "
+            "system is mounted, writable and not full, and that the process may open more files",
         ) from None
 
 
 class Sandbox(msgspec.Struct, frozen=True):
-    """A pod's open network namespace, with a route socket of the host and one of the pod."""
+    """A pod's open network namespace, with a route socket on the host and one in the pod."""
 
     namespace: NetworkNamespace
     host: Rtnetlink
     pod: Rtnetlink
 
     def require_still_there(self) -> None:
-        """Raise CNIError 11 if it was removed: Multus never cancels an ADD whose sandbox goes."""
+        """Raise CNIError 11 if the pod's namespace was removed.
+
+        Multus never cancels an ADD whose sandbox was removed.
+        """
         if self.namespace.was_removed():
             raise CNIError(
                 Code.TRY_AGAIN,
-                f'netns "{self.namespace.path}" was removed while the pod was attached',
+                f'netns "{self.namespace.path}" was removed while this ADD ran: run ADD again '
+                "with the pod's next namespace",
             )
 
 
@@ -159,7 +160,7 @@ def sandbox_of(request: Request) -> Iterator[Sandbox]:
 class InterfacePlugin(ABC):
     """A CNI plugin on one node, whose attachments are interfaces in the journal."""
 
-    name: ClassVar[str]  # as the journal has it
+    name: ClassVar[str]  # the `plugin` of its journal entries
     versions: Sequence[str] = VERSIONS
 
     def __init__(
@@ -184,9 +185,10 @@ class InterfacePlugin(ABC):
 
     @abstractmethod
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """Write the entry of an attachment that another project's plugin made, for its DEL.
+        """Write an entry for an attachment that another project's plugin made, so DEL can end it.
 
-        Returns `None` without one, or if another attachment has its device. Raises HostError.
+        Returns `None` if that plugin did not make the attachment, or if another attachment has the
+        device. Raises HostError.
         """
 
     @abstractmethod
@@ -195,10 +197,10 @@ class InterfacePlugin(ABC):
 
     @abstractmethod
     def require_ready(self, request: Request) -> None:
-        """Raise CNIError if an ADD could not succeed now, addresses aside."""
+        """Raise CNIError if an ADD would fail now. Addresses are not checked."""
 
     def remove_strays(self) -> list[str]:
-        """Remove the host's interfaces with our mark but without attachment. Returns the names."""
+        """Remove the host's interfaces that have our mark but no attachment. Returns the names."""
         return []
 
     def delete(self, request: Request) -> None:
@@ -241,7 +243,7 @@ class InterfacePlugin(ABC):
             raise CNIError(Code.CLEANUP_INCOMPLETE, str(failures))
 
     def status(self, request: Request) -> None:
-        """Raise CNIError 50 if an ADD could not succeed now; 50 or 51 from the IPAM plugin."""
+        """Raise CNIError 50 if an ADD would fail now, or the IPAM plugin's 50 or 51."""
         try:
             with explained():
                 ipam = self._ipam.of(request)
@@ -253,18 +255,18 @@ class InterfacePlugin(ABC):
                 ipam.status()
 
     def _allowance(self, request: Request) -> Allowance:
-        """The allowance of the request's pod. Raises CNIError 5 or 11 if it cannot be read."""
+        """The allowance of the request's pod. Raises CNIError 5 or 11 without a readable policy."""
         return allowance.of_pod(self._policy(), request.arguments.pod)
 
     def _require_possible(self, *, match_device: bool, pf_only: bool = False) -> None:
-        """Raise CNIError 121 for options that the policy allows no pod."""
+        """Raise CNIError 121 for options that the policy allows for no pod."""
         allowed = allowance.of_anyone(self._policy())
         allowed.require_match(match_device=match_device, pf_only=pf_only)
 
     def _ipam_of_add(
         self, request: Request, allowed: Allowance
     ) -> tuple[IpamCall | None, Allowance]:
-        """The IPAM plugin of an ADD, and the rest of the allowance. All input is checked before.
+        """Check all input of an ADD. Returns its IPAM plugin and the remaining allowance.
 
         Raises CNIError: 121 for denied options, 7 for an invalid prevResult or a result that the
         request's version cannot express.
@@ -278,7 +280,7 @@ class InterfacePlugin(ABC):
     def _attaching(self, attachment: Attachment, request: Request) -> Iterator[Sandbox]:
         """Lock the attachment, open its sandbox, and remove the remains of a killed ADD.
 
-        Raises CNIError: 103 if it is attached, 7 if the pod has an interface of that name.
+        Raises CNIError 103 if the attachment exists, 7 if the pod has an interface of that name.
         """
         with explained(), self.journal.locked(attachment), sandbox_of(request) as sandbox:
             self._settle_earlier_attempt(attachment, request)
@@ -291,9 +293,8 @@ class InterfacePlugin(ABC):
             yield sandbox
 
     def _settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
-        """Undo a killed ADD of this attachment, or one that completed without an answer.
-
-        Raises CNIError 103 if it completed and the runtime got the answer.
+        """Undo an earlier ADD that was killed, that the runtime got no answer to, or whose sandbox
+        is gone. Raises CNIError 103 after any other earlier ADD of this attachment.
         """
         entry = self.journal.read(attachment)
         if entry is None:
@@ -310,7 +311,7 @@ class InterfacePlugin(ABC):
         self._remove(attachment, entry.delete_request())
 
     def _remove(self, attachment: Attachment, request: Request) -> None:
-        """Undo everything of an attachment whose lock the caller has. Raises CNIError 104."""
+        """Remove an attachment whose lock the caller has. Raises CNIError 104."""
         failures = Failures()
         entry, damage = self._read(attachment)
         if entry is None and damage is None:
@@ -318,8 +319,8 @@ class InterfacePlugin(ABC):
         if entry is not None and entry.plugin != self.name:
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,
-                f'{attachment} was attached by plugin "{entry.plugin}": nothing was removed; call '
-                "its DEL with the configuration of the ADD",
+                f'plugin "{entry.plugin}" made attachment {attachment}, so this DEL removed '
+                "nothing: call that plugin's DEL with the configuration of the ADD",
             )
         # No kernel state outlives a boot.
         if not failures and (entry is None or entry.boot_id == self.paths.boot_id()):
@@ -331,11 +332,11 @@ class InterfacePlugin(ABC):
         if failures:
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,
-                f"{attachment} is not fully removed, DEL again: {failures}",
+                f"{attachment} is not fully removed, run DEL again: {failures}",
             )
 
     def remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:
-        """`_remove` from the journal alone, unless another call has changed the entry."""
+        """Remove the attachment of an entry, unless another call has changed the entry."""
         with self.journal.locked(entry.attachment, timeout):
             if self.journal.read(entry.attachment) == entry:
                 self._remove(entry.attachment, entry.delete_request())
@@ -344,13 +345,13 @@ class InterfacePlugin(ABC):
         try:
             return self.journal.read(attachment), None
         except JournalDamaged as damage:
-            note(f"{damage}: using the request and the interface's mark instead")
+            note(f"{damage}: DEL finds the interface by the request and by the interface's mark")
             return None, damage
 
     def _release_addresses(
         self, request: Request, entry: JournalEntry | None, damage: JournalDamaged | None
     ) -> None:
-        # The entry has the IPAM plugin that the ADD ran. The request may name another one by now.
+        # The entry has the IPAM plugin that the ADD ran. The request may name another plugin.
         if entry is not None and request.config.ipam != entry.ipam:
             request = entry.delete_request()
         added = None if damage is not None else entry is not None

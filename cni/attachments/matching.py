@@ -1,9 +1,9 @@
-"""The devices that an attachment may have: those of its pod, or devices of no other pod.
+"""Decides which devices an attachment may have: its pod's devices, or devices of no other pod.
 
-CNI_ARGS name the pod. The kubelet and the device plugin's checkpoint list its devices. With
-`match_device` the interface must be on an HCA that the pod holds (`refusal`, CNIError 120). The
-choice among several is recorded, so that a second ADD of an attachment makes the same one. Beyond
-that:
+CNI_ARGS name the pod. The kubelet and the device plugin's checkpoint list the pod's devices. With
+`match_device` the interface must be on an HCA that the pod holds (`refusal`, CNIError 120). If the
+pod holds several HCAs, the choice is recorded, so that a second ADD of the attachment takes the
+same HCA. This table shows which devices may be attached, or the error:
 
 | a device that                          | with match_device        | with "match_device": false |
 |----------------------------------------|--------------------------|----------------------------|
@@ -12,9 +12,9 @@ that:
 | a pool offers, or other pods share     | 121                      | may be attached            |
 |                                        | (`unassigned_devices`)   |                            |
 
-The policy's `set.unassigned_devices` lifts 121. `ipoib` takes no device away from the host, so only
-the second row applies to it. The policy also decides whether a configuration may set
-`"match_device": false` or `"pfOnly": true`.
+With the policy's `set.unassigned_devices`, the devices with 121 may be attached, too. `ipoib` takes
+no device away from the host, so only the second row applies to `ipoib`. The policy also decides
+whether a configuration may set `"match_device": false` or `"pfOnly": true`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ _REQUEST_ONE = "have the pod request a device of its own (resources.limits)"
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """A device that belongs to other pods, and its resource."""
+    """A device that this pod may not have, and the resource that the device belongs to."""
 
     device: str
     resource: str
@@ -72,7 +72,7 @@ class Match:
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
-        """Only one attachment of the pod at a time is in this block. Raises Busy."""
+        """Let one attachment of the pod at a time into the block. Raises Busy."""
         if not self.holdings.hcas:
             yield
             return
@@ -82,7 +82,7 @@ class Match:
             yield
 
     def candidates(self, device_id: str = "") -> list[PodDevice]:
-        """The HCAs to try, in order; if given, only those of `device_id`. Raises CNIError 120."""
+        """The HCAs to try, in order. With `device_id`, only that HCA. Raises CNIError 120."""
         if not device_id:
             return self._ordered(self.holdings.hcas)
         held = self.holdings.hcas_of(device_id)
@@ -92,10 +92,10 @@ class Match:
         if self.holdings.hcas and self.holdings.ids.isdisjoint((device_id, hca)):
             raise mismatch(
                 f'"deviceID" is "{device_id}", but pod {self.holdings.pod} was given '
-                f"{self.holdings.shown()}: let both come from one resource: the annotation "
-                '"k8s.v1.cni.cncf.io/resourceName" of the definition, and the pod\'s limits'
+                f"{self.holdings.shown()}: name one resource both in the pod's limits and in the "
+                'annotation "k8s.v1.cni.cncf.io/resourceName" of the definition'
             )
-        # It comes from another device plugin: the runtime passed it as the pod's.
+        # Another device plugin gave the device to the pod, and the runtime passed the device's id.
         denied = self.held((hca,))
         if denied is not None:
             raise self.error(denied, "deviceID", f'"deviceID" {device_id}')
@@ -103,15 +103,15 @@ class Match:
         return [PodDevice("deviceID", device_id, device)]
 
     def take(self, hca: str) -> None:
-        """Record that the attachment has this HCA, for its next ADD."""
+        """Record that the attachment took this HCA, for a second ADD of the attachment."""
         if self._choices is not None and self.holdings.hca(hca) is not None:
             self._choices.record(self._key, hca)
 
     def using(self, hca: str, key: str, shown: str, *, parent: str = "") -> Allowance:
-        """The allowance of the attachment on an HCA, which `key` of the configuration selected.
+        """The allowance of the attachment on the HCA that `key` of the configuration selected.
 
-        Of its interfaces only `parent` counts, if that is not "". Raises NotAllowed if no rule that
-        allows the rest has the device.
+        If `parent` is not "", no other interface of the HCA counts. Raises NotAllowed if no rule
+        that allows the other options has the device.
         """
         if self.allowance.has_every_device:
             return self.allowance
@@ -129,8 +129,8 @@ class Match:
     def refusal(self, hca: str, what: str, rdma: Iterable[str], remedy: str) -> str | None:
         """Why the pod may not have an interface on `hca`; `None` if it may.
 
-        `rdma` are the current names of the HCA's RDMA devices. Any HCA is right for a pod that
-        holds none, and so is an HCA that it holds by another device plugin's resource.
+        `rdma` are the current names of the HCA's RDMA devices. A pod that holds no HCA may use any
+        HCA. A pod may also use an HCA that another device plugin gave to the pod.
         """
         if not self.holdings.hcas:
             return None
@@ -166,12 +166,15 @@ class Match:
         return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
 
     def error(self, denied: Denied, key: str, what: str) -> CNIError:
-        """The error for a denied device: `key` of the configuration led to it, `what` names it."""
+        """The error for a denied device, which `key` of the configuration selected.
+
+        `what` names the device or its interface.
+        """
         if denied.held and self._match_device:
             return CNIError(
                 Code.DEVICE_MISMATCH,
                 f"{what} is on HCA {denied.device}, which the kubelet gave to another pod as "
-                f"{denied.resource}: {_REQUEST_ONE}, and let Multus pass its id",
+                f"{denied.resource}: {_REQUEST_ONE}, and let Multus pass that device's id",
             )
         reason = "another pod has" if denied.held else "is not this pod's"
         text = f'"{key}": {what}, a device of resource {denied.resource} that {reason},'
@@ -205,7 +208,7 @@ def matched(
 ) -> Match:
     """The match of one ADD. Raises CNIError 11 if the pods' devices are unknown.
 
-    `needed` is true if nothing else can choose the device. With `match_device` false the pod's
+    `needed` is true if only the match can choose the device. Without `match_device` the pod's
     devices do not restrict the choice. A call that names no pod is treated as a call for a pod
     without devices.
     """
@@ -239,8 +242,8 @@ def without_kubelet(paths: Paths) -> str:
     if paths.device_plugins.is_dir():
         return ""
     return (
-        f" (no kubelet gives devices to pods of this node: {paths.device_plugins} does not exist; "
-        "if its root directory is another one, set PODFABRIC_KUBELET for the agent)"
+        f" (this node's kubelet gives no devices to pods: {paths.device_plugins} does not exist; "
+        "if the kubelet has another root directory, set PODFABRIC_KUBELET for the agent)"
     )
 
 
@@ -249,8 +252,8 @@ def none_given(paths: Paths, pod: Pod, what: str) -> CNIError:
     if not pod.name:
         return CNIError(
             Code.INVALID_ENVIRONMENT,
-            f"{what} needs to know the pod: the runtime passes K8S_POD_NAME, K8S_POD_NAMESPACE and "
-            "K8S_POD_UID in CNI_ARGS",
+            f"{what} needs to know the pod: let the runtime pass K8S_POD_NAME, K8S_POD_NAMESPACE "
+            "and K8S_POD_UID in CNI_ARGS",
         )
     return mismatch(
         f"{what}: pod {pod} was given no HCA of this node's pools: have a "

@@ -1,4 +1,4 @@
-"""The addresses of this node's pods, from the attachments' journal and from the kernel.
+"""Lists the addresses of this node's pods, from the attachments' journal and from the kernel.
 
 A lost or damaged store of addresses is rebuilt from these facts.
 """
@@ -29,7 +29,10 @@ from policy import rules
 
 
 def store_of(paths: Paths) -> StoreFiles:
-    """The node's store, for a process that does one call. It reads `look` when it is opened."""
+    """The node's store, for a process that does one call.
+
+    The store calls `look` when it must be rebuilt or compared with the node.
+    """
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
 
 
@@ -40,7 +43,7 @@ def addresses_of(paths: Paths, policy: rules.Source) -> AddressPlugin:
 
 
 def look(paths: Paths) -> NodeFacts:
-    """The facts of the node. `unseen` has everything that could not be read."""
+    """The facts of the node. `unseen` names each thing that could not be read, and the reason."""
     boot = paths.boot_id()
     reservations: list[Reservation] = []
     begun: list[float] = []
@@ -56,13 +59,13 @@ def look(paths: Paths) -> NodeFacts:
             elif is_ours:
                 reservations += _reservations(entry)
         except (CNIError, ValueError) as error:
-            unseen.append(f"journal of {entry.attachment}: {error}")
+            unseen.append(f"journal entry of {entry.attachment}: {error}")
     living = tuple(_living(unseen))
     return NodeFacts(boot, tuple(reservations), living, tuple(begun), tuple(unseen))
 
 
 def _living(unseen: list[str]) -> Iterator[LivingAddress]:
-    """The addresses of all visible interfaces, without loopback and link-local ones."""
+    """The addresses of all visible interfaces, without loopback and link-local addresses."""
     for namespace in NetworkNamespace.every():
         with namespace:
             inode = namespace.inode
@@ -103,7 +106,7 @@ def _reservations(entry: JournalEntry) -> Iterator[Reservation]:
 
 
 def _network(options: IpamOptions, address: int, own: Network) -> Network:
-    """The range that holds the address; the address's own network if it was requested."""
+    """The range that holds the address; `own`, the address's network, if no range holds it."""
     for range_set in (*options.sets, *options.static):
         for range_ in range_set.ranges:
             if range_.first <= address <= range_.last:

@@ -1,9 +1,8 @@
 """The sweep: removes attachments without a living sandbox, after a reboot, a kill or a failed DEL.
 
-Multus forgets a pod's attachments with its first DEL, even if that fails (unless
-`retryDeleteOnError` is set). If the pod is gone from the API server by then, it answers the
-runtime's next DEL itself. So nobody repeats a failed DEL except the agent, which sweeps each
-minute.
+Multus deletes its record of a pod's attachments with the first DEL, even if the DEL fails, unless
+`retryDeleteOnError` is set. If the pod is then gone from the API server, Multus answers the
+runtime's next DEL itself. So only the agent repeats a failed DEL: the agent sweeps each minute.
 """
 
 import logging
@@ -26,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The removal of one thing by a sweep, or the reason why it could not be removed or read."""
+    """A removal by a sweep, or the reason why an attachment or file was not removed or read."""
 
     text: str
     removed: bool = True
@@ -36,10 +35,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
-    """The outcomes of several plugins' sweeps, then of the addresses of earlier boots.
+    """Sweep for each plugin, then release addresses of earlier boots. Returns all outcomes.
 
-    A sweep that fails does not stop the next one. Its error is raised only without any outcome. A
-    damaged file, which every sweep finds, is reported once.
+    A failed sweep does not stop the next sweep. Without any outcome, raises the first error;
+    otherwise the error becomes an outcome. Every sweep finds a damaged file, but the file is
+    reported once.
     """
     outcomes: dict[Outcome, None] = {}
     failure: CNIError | None = None
@@ -48,7 +48,7 @@ def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outc
             outcomes |= dict.fromkeys(sweep(plugin))
         except CNIError as error:
             failure = failure or error
-    # A node without this directory has no store, and a look would make one.
+    # A node without this directory has no store, and release_stale would make a store.
     if any(plugin.paths.ipam.is_dir() for plugin in plugins):
         try:
             # A power cut may bring back reservations whose DEL had released them.
@@ -95,10 +95,10 @@ def _sweep_entry(plugin: InterfacePlugin, entry: JournalEntry, boot_id: str) -> 
 
 
 class Sweeper(StepThread):
-    """Sweeps at once and then every `every` seconds. `close` waits for no sweep.
+    """Sweeps at once and then every `every` seconds. `close` does not wait for a running sweep.
 
-    It logs each removal, and each failure that the previous sweep did not log already. `swept` gets
-    the numbers of removals and of failures of each sweep.
+    Logs each removal, and each failure that the previous sweep did not have. After each sweep calls
+    `swept` with the numbers of removals and of failures.
     """
 
     def __init__(

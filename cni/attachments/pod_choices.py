@@ -1,7 +1,7 @@
-"""Records which of its pod's HCAs each attachment took, so that a second ADD takes the same HCA.
+"""Records which HCA of its pod each attachment took, so that a second ADD takes the same HCA.
 
-One file per pod. It stays when an attachment goes, and is removed when the kubelet no longer lists
-the pod:
+Each pod has one file. The file stays when an attachment ends, and is removed when the kubelet no
+longer lists the pod:
 
     {"version": 1, "namespace": "ml", "name": "worker-0", "uid": "...",
      "claims": {"fabric/net1": "0000:3b:00.0", "fabric/net2": "0000:af:00.0"}}
@@ -21,7 +21,7 @@ from base.paths import Paths
 from base.pod import Pod
 
 VERSION = 1
-YOUNG = 600.0  # seconds in which the kubelet may not list a new pod yet
+YOUNG = 600.0  # seconds: the kubelet may not list a younger pod yet
 
 
 class ChoicesFile(msgspec.Struct, kw_only=True):
@@ -33,7 +33,7 @@ class ChoicesFile(msgspec.Struct, kw_only=True):
 
 
 class PodChoices:
-    """The choices of one pod, read by the constructor. The caller has locked `lock_of` the pod."""
+    """The choices of one pod, which the constructor reads. The caller holds the lock `lock_of`."""
 
     def __init__(self, paths: Paths, pod: Pod) -> None:
         self._path = _path(paths, pod)
@@ -44,7 +44,8 @@ class PodChoices:
     def ordered(self, attachment: str, candidates: Sequence[str]) -> list[str]:
         """The candidates in the order in which this attachment tries them.
 
-        First its previous HCA, then those that the fewest attachments of the pod have.
+        The attachment's previous HCA comes first. The HCAs that the fewest other attachments of the
+        pod took come next.
         """
         own = self._hcas.get(attachment)
         taken = Counter(hca for name, hca in self._hcas.items() if name != attachment)
@@ -62,12 +63,12 @@ class PodChoices:
             uid=self._pod.uid,
             claims=self._hcas,
         )
-        # If a power cut loses the file, no pod is left either.
+        # A power cut that loses the file also ends the pod.
         files.write_atomically(self._path, msgspec.json.encode(file), durable=False)
 
 
 def lock_of(paths: Paths, pod: Pod) -> Path:
-    """The lock file under which one attachment of the pod at a time chooses."""
+    """The lock file that lets one attachment of the pod at a time choose."""
     return paths.locks / f"pod-{_path(paths, pod).stem}"
 
 
@@ -75,7 +76,7 @@ def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str
     """Remove the files of pods that the kubelet lists neither by UID nor by (namespace, name).
 
     A name does not count if another file has that name and a known UID: a StatefulSet's new pod has
-    the name of the old one.
+    the name of the old pod.
     """
     written = _files(paths)
     files_ = {path: _read(path) or ChoicesFile(namespace="", name="", uid="") for path in written}
@@ -106,7 +107,7 @@ def _path(paths: Paths, pod: Pod) -> Path:
 
 
 def _read(path: Path) -> ChoicesFile | None:
-    """A file; `None` if it is missing or damaged, since it only keeps choices stable."""
+    """A file's content; `None` if the file is missing or damaged: the pod's choices start again."""
     try:
         return decoding.decode(path.read_bytes(), ChoicesFile)
     except (OSError, msgspec.MsgspecError):

@@ -1,7 +1,7 @@
-"""Probes addresses that another machine may use, on the pod's interface, before they are set.
+"""Probes a pod's addresses on its interface before they are set, and announces them afterwards.
 
-These are addresses that a lost machine may still use (`ipam.store.block_rows`), or all, by
-`"probe": "always"`. Also announces a pod's addresses once they are set.
+With `"probe": "always"` all addresses are probed. Otherwise only addresses that a lost machine may
+still use are probed (`ipam.store.block_rows`).
 """
 
 from cni.spec.notes import note
@@ -19,10 +19,10 @@ CARRIER_WAIT = 2.0  # seconds
 def probed(
     answer: Result, ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Link
 ) -> Result:
-    """The answer of `ipam` once no other machine has its addresses. The interface is up.
+    """The answer of `ipam` once no other machine answers for its addresses. The interface is up.
 
-    If a machine answers and `ipam` has other addresses, this is another answer. Raises CNIError 11
-    if there are none. Without carrier the pod gets the addresses unprobed, and an event reports it.
+    If a machine answers, `ipam` gives another answer with other addresses. Raises CNIError 11 if
+    `ipam` has none left. Without carrier the pod gets the addresses unprobed, and an event says so.
     """
     ready = links.await_carrier(pod, link, CARRIER_WAIT)
     if not ready.carrier:

@@ -1,4 +1,4 @@
-"""Makes the result of an ADD, and compares the result in a CHECK with the kernel's state."""
+"""Makes the result of an ADD, and compares the prevResult of a CHECK with the kernel's state."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -73,7 +73,8 @@ def interface_of(
 
 
 def hops(answer: Result) -> list[Hop]:
-    """The routes of an IPAM result. Without a gateway, a route gets that of its family."""
+    """The routes of an IPAM result. A route without gateway gets the gateway of its family, unless
+    the route has scope 253 (link)."""
     gateways: dict[int, str] = {}
     for ip in answer.ips:
         if ip.gateway:
@@ -93,7 +94,10 @@ def hops(answer: Result) -> list[Hop]:
 
 
 def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD, after those of earlier plugins. `dns` overrides the IPAM plugin's."""
+    """The result of an ADD, added to the results of earlier plugins.
+
+    `dns` overrides the IPAM plugin's DNS settings.
+    """
     result = Result(
         interfaces=(interface,),
         ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
@@ -108,12 +112,12 @@ def expected(request: Request) -> Expected:
     """The prevResult of a CHECK. Raises CNIError 7 if it is missing, 102 for another sandbox."""
     previous = request.previous_result
     if previous is None:
-        raise invalid_config("prevResult missing: CHECK compares with the result of ADD")
+        raise invalid_config("prevResult missing: pass the result of the ADD to CHECK")
     for position, interface in enumerate(previous.interfaces):
         if interface.name == request.ifname and interface.sandbox:
             if interface.sandbox != request.netns:
                 raise differs(
-                    f'sandbox in prevResult is "{interface.sandbox}", CNI_NETNS is '
+                    f'the sandbox in prevResult is "{interface.sandbox}", but CNI_NETNS is '
                     f'"{request.netns}"'
                 )
             return Expected(previous, position, interface)
@@ -130,7 +134,7 @@ def previous_interface(request: Request) -> Interface | None:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """The plugin's record of an attachment. Raises CNIError 102 without entry, JournalDamaged."""
+    """The plugin's record of an attachment. Raises JournalDamaged, and 102 without an entry."""
     entry = journal.read(attachment)
     if entry is None:
         raise differs(f"the journal has no entry for {attachment}")
@@ -141,7 +145,7 @@ def compare(where: str, settings: dict[str, tuple[object, object]]) -> None:
     """Raise CNIError 102 for the first setting whose (present, expected) values differ."""
     for name, (present, right) in settings.items():
         if present != right:
-            raise differs(f"{name} of {where} is {present}, {right} was set")
+            raise differs(f"{name} of {where} is {present}, but the ADD set {right}")
 
 
 def up(value: bool) -> str:

@@ -1,4 +1,4 @@
-"""The sandbox of an attachment: whether it still exists, and the namespaces to search."""
+"""Tells whether an attachment's sandbox exists, and which namespaces may have its interface."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +17,7 @@ PATIENCE = timedelta(seconds=30)  # for the kernel to tear a namespace down
 
 
 def lives(entry: JournalEntry, boot_id: str) -> bool:
-    """Whether the sandbox of an attachment may exist: at its path, or with a process in it."""
+    """Whether the attachment's sandbox may still exist, at its path or with a process inside."""
     if entry.boot_id != boot_id:
         return False
     try:
@@ -37,7 +37,7 @@ def lives(entry: JournalEntry, boot_id: str) -> bool:
 
 
 class OpenNamespace(NamedTuple):
-    """A namespace that may have an attachment's interface, and a socket in it."""
+    """A namespace that may have an attachment's interface, and a socket in the namespace."""
 
     namespace: NetworkNamespace
     route: Rtnetlink
@@ -45,13 +45,13 @@ class OpenNamespace(NamedTuple):
 
 @contextmanager
 def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list[OpenNamespace]]:
-    """The namespaces that may have an attachment's device: by path, or by a process in it."""
+    """The namespaces that may have an attachment's device, found by path or by a process inside."""
     with ExitStack() as opened:
         namespaces: list[OpenNamespace] = []
 
         def keep(namespace: NetworkNamespace) -> None:
             opened.enter_context(namespace)
-            route = opened.enter_context(netlink(namespace))  # this shows the identity, too
+            route = opened.enter_context(netlink(namespace))  # also sets the identity
             namespaces.append(OpenNamespace(namespace, route))
 
         for path in filter(None, dict.fromkeys((request.netns, entry.netns if entry else ""))):
@@ -67,10 +67,11 @@ def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list
 
 
 def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
-    """Decide about an interface that is neither in the pod nor on the host.
+    """Raise HostError while an interface that is neither in the pod nor on the host may come back.
 
-    Its namespace is being torn down, and its address stays in use until it is back: HostError. The
-    kernel may also have destroyed it with the namespace, so this returns after PATIENCE.
+    The kernel is tearing the interface's namespace down. The interface's address stays in use until
+    the interface is back on the host. The kernel may also destroy the interface with the namespace,
+    so this function returns once PATIENCE is over.
     """
     now = datetime.now(UTC)
     if entry.phase is Phase.ATTACHED:
@@ -79,4 +80,4 @@ def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
     if entry.phase is not Phase.LEAVING:
         return
     if now - datetime.fromisoformat(entry.leaving_since) < PATIENCE:
-        raise HostError(f"the namespace is gone and {what} has not come back from it yet")
+        raise HostError(f"the pod's namespace is gone, but {what} is not back on the host yet")

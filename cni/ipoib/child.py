@@ -1,13 +1,13 @@
-"""The child interface: made on the host, moved into the pod, configured, recognised, removed.
+"""Makes, configures, recognises, compares and removes the child interface.
 
-A name does not identify a child, so it has a mark:
+A name does not identify a child, so each child has a mark:
 
-- before the move, on the host, it has a temporary name made of the attachment's key;
-- the message that moves it also sets an alias made of the same key. So an IPoIB interface on the
-  host with such an alias has come back from a dead namespace.
+- before the move, the child on the host has a temporary name, made of the attachment's key;
+- the message that moves the child also sets an alias, made of the same key. So an IPoIB interface
+  on the host with such an alias has come back from a dead namespace.
 
-Deleting a namespace does not delete an IPoIB child in it: some time later the kernel moves it to
-the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
+The end of a namespace does not delete an IPoIB child inside: some time later the kernel moves the
+child to the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
 """
 
 import hashlib
@@ -35,11 +35,11 @@ from host.netlink.sockets import Rtnetlink
 ALIAS_PREFIX = netdev_move.ALIAS_PREFIX
 TEMPORARY_PREFIX = netdev_move.TEMPORARY_PREFIX
 LINK_LOCAL = bytes.fromhex("fe80000000000000")  # fe80::/64
-RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, in up to 2
+RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, within 2 s
 
 
 class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The journal's record of a child, to compare and recognise it."""
+    """The journal's record of a child, to compare and recognise the child."""
 
     parent: str
     pkey: int
@@ -47,7 +47,7 @@ class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     umcast: bool
     proxy_arp: bool
-    mac: str = ""  # once it is attached; unique, since it contains the queue pair's number
+    mac: str = ""  # set once attached; unique, because it contains the queue pair's number
 
     @property
     def segment(self) -> str:
@@ -80,7 +80,7 @@ def record_of_adopted(link: Link) -> ChildRecord:
 
 
 def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
-    """Make the child on the host, down, with its MTU."""
+    """Make the child on the host with its MTU. The child is down."""
     name = Mark(attachment.key).temporary_name
     child = link_changes.make_ipoib_child(
         host, name, plan.parent, plan.pkey, plan.mode, plan.umcast
@@ -117,11 +117,11 @@ def configure(
 def link_local(child: Link) -> str:
     """An IPv6 link-local address (CIDR) that no other child has.
 
-    The kernel derives one from the port's GUID (addrconf_ifid_infiniband), which all children of a
-    port share, so only the first would pass duplicate detection. The hardware address of each child
-    also has another queue pair number. So the interface identifier is a hash of the whole 20-byte
-    hardware address, with the bit of a universally administered identifier cleared (RFC 7136, RFC
-    4291 appendix A).
+    The kernel derives such an address from the port's GUID (addrconf_ifid_infiniband), which all
+    children of a port share, so only the first child would pass duplicate address detection. The
+    hardware address also contains the queue pair's number, which no other child has. So the
+    interface identifier is a hash of the whole 20-byte hardware address. The bit for a universally
+    administered identifier is cleared (RFC 7136, RFC 4291 appendix A).
     """
     digest = bytearray(hashlib.sha256(child.mac.encode()).digest()[:8])
     digest[0] &= 0xFD
@@ -131,8 +131,8 @@ def link_local(child: Link) -> str:
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
     """Whether an interface is this attachment's child, by kind and mark, or by kind and `mac`.
 
-    A pod can overwrite the mark. `mac` is given for the attachment's own namespace, and for
-    interfaces that come back from it.
+    A pod can overwrite the mark. So a caller passes `mac` for the attachment's own namespace, and
+    for interfaces that come back from that namespace.
     """
     marked = link.alias == Mark(attachment.key).alias
     remarked = mac != "" and link.mac == mac and not _has_mark(link)
@@ -155,13 +155,13 @@ def remove(
 ) -> bool:
     """Delete the child in the socket's namespace, under any name. Returns whether it existed.
 
-    `mac` as for `is_ours`. On the host, `mac` identifies only an interface that is down.
+    `mac` has the meaning of `is_ours`. On the host, it identifies only an interface that is down.
     """
     removed = False
     temporary_name = Mark(attachment.key).temporary_name
     for link in links.every(route, "ipoib"):
         own_mac = "" if on_host and link.up else mac
-        # An administrator may use the temporary name, so it must be a child without an alias.
+        # An administrator may use the temporary name, so only a child without an alias counts.
         unmoved = link.name == temporary_name and link.parent != 0 and not link.alias
         if unmoved or is_ours(link, attachment, own_mac):
             link_changes.delete(route, link)

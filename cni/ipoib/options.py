@@ -1,4 +1,4 @@
-"""The options in a network configuration of type `ipoib`, checked before anything is changed."""
+"""Reads and checks a network configuration of type `ipoib`, before an ADD changes anything."""
 
 from typing import Annotated
 
@@ -17,13 +17,13 @@ from policy.allowance import Allowance
 DATAGRAM, CONNECTED = "datagram", "connected"
 CONNECTED_MTU = 65520  # IPOIB_CM_MTU, drivers/infiniband/ulp/ipoib/ipoib.h
 SMALLEST_MTU = 72  # ipoib_change_mtu: 68 of IPv4 and the 4 of IPoIB's own header
-AUTO = "auto"  # as `master`: the parent on the HCA that the pod holds
+AUTO = "auto"  # a value of `master`: the parent on the HCA that the pod holds
 DEFAULT_CARRIER_WAIT = 5.0  # seconds
 LONGEST_CARRIER_WAIT = 60.0
 
 _NO_MAC = (
     "the hardware address of an IPoIB interface is its queue pair number and its port's GUID, "
-    "and no other address is reachable on the fabric: remove it"
+    "and no other address is reachable on the fabric: remove this address"
 )
 
 _MAC_PATHS = (
@@ -56,20 +56,20 @@ KNOWN = frozenset({"ipam", *IpoibKeys.__struct_fields__})
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. A value of `None` means the parent's value.
 
-    `umcast` is off by default: with it the kernel does not join the multicast groups that another
-    interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). With `umcast`
+    `umcast` is off by default: with `umcast` the kernel does not join the multicast groups that
+    another interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). Then
     the child would not even receive packets to IPv6's all-nodes group.
     """
 
     masters: tuple[str, ...]  # () means a parent on one of the pod's HCAs
-    device_id: DeviceId  # the kubelet's; "" if the runtime passed none
+    device_id: DeviceId  # the kubelet's device id; "" if the runtime passed none
     match_device: bool  # the parent must be on an HCA of the pod, if the pod has any
     pkey: PKey | None
     mode: str | None
     umcast: bool
     mtu: int | None
     proxy_arp: bool
-    accept_ra: bool  # also with IPv6 addresses from the IPAM plugin
+    accept_ra: bool  # accept router advertisements even with IPv6 addresses from the IPAM plugin
     carrier_wait: float  # seconds
     ipam_type: str  # "" for an interface without addresses
     dns: DNS
@@ -77,7 +77,7 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(request: Request) -> IpoibOptions:
-    """The options of a request. Raises CNIError 4 (CNI_ARGS) and 7, with key and remedy."""
+    """The options of a request. Raises CNIError 4 (CNI_ARGS) or 7, which names key and remedy."""
     if request.arguments.mac:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")
     options = request.config.derived(_read)
@@ -85,7 +85,7 @@ def read(request: Request) -> IpoibOptions:
 
 
 def allowed(options: IpoibOptions, allowance: Allowance) -> Allowance:
-    """The allowance, after the options that need no parent. Raises CNIError 121."""
+    """The allowance, narrowed by the options that need no parent. Raises CNIError 121."""
     allowance.require_match(match_device=options.match_device)
     for key, is_on in (("proxy_arp", options.proxy_arp), ("accept_ra", options.accept_ra)):
         if is_on:
@@ -105,8 +105,8 @@ def _read(network: NetworkConfig) -> IpoibOptions:
     ipam_type = network.at("ipam.type", str) or ""
     if ipam_type == "dhcp":
         raise invalid_config(
-            '"ipam.type": dhcp cannot serve IPoIB (a client needs an identifier, RFC 4390, which '
-            'the dhcp plugin does not send): use "podfabric-ipam", "host-local" or "static"'
+            '"ipam.type": the dhcp plugin cannot serve IPoIB, because it does not send the client '
+            'identifier of RFC 4390: use "podfabric-ipam", "host-local" or "static"'
         )
     return IpoibOptions(
         masters=_masters(written.master),
@@ -129,14 +129,14 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     names = (master,) if isinstance(master, str) else tuple(dict.fromkeys(master))
     if not names or not all(names):
         raise invalid_config(
-            '"master" is missing: name the IPoIB interface of the host (such as "ib0"), '
-            'or a list of them to be tried in order, or "auto" for the HCA that the pod was given'
+            '"master" is missing: name an IPoIB interface of the host (such as "ib0"), or a list '
+            'of such interfaces to try in order, or "auto" for the HCA that the pod was given'
         )
     if names == (AUTO,):
         return ()
     if AUTO in names:
         raise invalid_config(
-            '"master": "auto" must be the only entry: remove it, or all other entries'
+            '"master": "auto" must be the only entry: remove "auto", or all other entries'
         )
     for name in names:
         config.require_interface_name(name, "master")
@@ -147,7 +147,7 @@ def _device_id(network: NetworkConfig) -> DeviceId:
     ids = network.device_ids()
     if len(set(ids.values())) > 1:
         listed = ", ".join(f'"{path}" is "{device_id}"' for path, device_id in ids.items())
-        raise invalid_config(f"{listed}: they must name the same device, or leave one out")
+        raise invalid_config(f"{listed}: let all name the same device, or remove all but one")
     return next(iter(ids.values()), DeviceId(""))
 
 
@@ -160,12 +160,12 @@ def _mode(mode: str | None) -> str | None:
 
 
 def _mtu(mtu: int | None) -> int | None:
-    if not mtu:  # ipoib-cni takes 0 for the parent's
+    if not mtu:  # 0 means the parent's MTU, as in ipoib-cni
         return None
     if not SMALLEST_MTU <= mtu <= CONNECTED_MTU:
         raise invalid_config(
-            f'"mtu": {mtu} is out of range: {SMALLEST_MTU} to {CONNECTED_MTU}, '
-            "and at most the parent's"
+            f'"mtu": {mtu} is out of range: use {SMALLEST_MTU} to {CONNECTED_MTU}, '
+            "and at most the parent's MTU"
         )
     return mtu
 
@@ -175,7 +175,7 @@ def _carrier_wait(seconds: bool | float) -> float:
         return DEFAULT_CARRIER_WAIT
     if not 0 <= seconds <= LONGEST_CARRIER_WAIT:
         raise invalid_config(
-            f'"wait_carrier": {seconds:g} is out of range: seconds from 0 (do not wait) '
-            f"to {LONGEST_CARRIER_WAIT:g}, true for {DEFAULT_CARRIER_WAIT:g}"
+            f'"wait_carrier": {seconds:g} is out of range: use 0 (no wait) to '
+            f"{LONGEST_CARRIER_WAIT:g} seconds, or true for {DEFAULT_CARRIER_WAIT:g} seconds"
         )
     return float(seconds)

@@ -1,4 +1,4 @@
-"""Chooses the parent and plans the child on it, or reports the obstacle (P_Key table, MTU, HCA)."""
+"""Chooses the parent and plans its child, or reports the obstacle (P_Key table, MTU, HCA)."""
 
 import msgspec
 
@@ -29,7 +29,7 @@ class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     umcast: bool
     bdf: str
-    hca: str  # host.sysfs.discovery.HCA.id of the HCA under the parent, "" if it has none
+    hca: str  # host.sysfs.discovery.HCA.id of the parent's HCA, "" if there is none
     allowance: Allowance = Allowance()  # of the attachment, for its addresses
 
     @property
@@ -45,11 +45,11 @@ def choose(
     request: Request | None = None,
     match: Match | None = None,
 ) -> ChildPlan:
-    """The plan on the first of the masters that can have the child.
+    """Plan the child on the first master that can be its parent.
 
     An ADD passes its request and the match of its pod: if the pod holds HCAs, the parent must be on
-    one of them. Raises CNIError with a reason for each master: 7, 11 if waiting may help, 120 if
-    only HCAs that the pod does not hold could serve.
+    one of these HCAs. Raises CNIError with a reason for each master. The code is 7, or 11 if
+    waiting may help, or 120 if only HCAs that the pod does not hold could serve.
     """
     refusals: list[CNIError] = []
     for name in options.masters or _given_parents(route, paths, options, match):
@@ -108,7 +108,7 @@ def _parent(route: Rtnetlink, name: str) -> Link:
 def _given_parents(
     route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None
 ) -> list[str]:
-    """The parents on the pod's HCAs, those on ACTIVE ports first; without `match` on all HCAs."""
+    """The parents on the pod's HCAs, without `match` on all HCAs. ACTIVE ports come first."""
     by_hca: dict[str, list[tuple[int, str]]] = {}
     active = set()
     for link in links.every(route, "ipoib"):
@@ -137,7 +137,7 @@ def _given_parents(
 
 
 def _require_own_hca(plan: ChildPlan, match: Match) -> None:
-    """Raise CNIError if the pod holds HCAs but not this one, or if another pod holds it."""
+    """Raise CNIError if the pod holds other HCAs only, or if another pod holds the parent's HCA."""
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:
@@ -148,7 +148,7 @@ def _require_own_hca(plan: ChildPlan, match: Match) -> None:
 
 
 def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:
-    """The plan with the values that rules fix. Raises NotAllowed if no rule allows it."""
+    """The plan with the values that rules fix. Raises NotAllowed if no rule allows the plan."""
     parent = plan.parent
     allowance = match.using(plan.hca, "master", parent.name, parent=parent.name)
     fixed = allowance.filled(request.config.keys, ("pkey", "mtu", "proxy_arp"))
@@ -189,11 +189,11 @@ def _require_possible(plan: ChildPlan) -> None:
     parent, port = plan.parent, plan.port
     if port is not None and not port.has_pkey(plan.pkey):
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
-        origin = "asked for" if plan.options.pkey else f'of parent "{parent.name}"'
+        what = '"pkey":' if plan.options.pkey else f'the P_Key of parent "{parent.name}",'
         raise invalid_config(
-            f"P_Key {plan.pkey:#06x} {origin} is not in the table of {port.hca} port "
+            f"{what} {plan.pkey:#06x} is not in the table of {port.hca} port "
             f"{port.number} ({table}): make the port a member in the subnet manager, or set "
-            '"pkey" to one of these'
+            '"pkey" to a P_Key of this table'
         )
     limit = CONNECTED_MTU if plan.mode == CONNECTED else parent.mtu
     if plan.mode == DATAGRAM and parent.mode == CONNECTED:
@@ -201,12 +201,12 @@ def _require_possible(plan: ChildPlan) -> None:
     if plan.mtu > limit:
         raise invalid_config(
             f'"mtu": {plan.mtu} is over the limit of {limit} in {plan.mode} mode on parent '
-            f'"{parent.name}": lower it, or leave it out for the parent\'s'
+            f'"{parent.name}": lower "mtu", or remove it to use the parent\'s MTU'
         )
 
 
 def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
-    """Find in sysfs the reason why a child that is up has no carrier."""
+    """The reason, found in sysfs, why a child that is up has no carrier."""
     if parent is None:
         return f'parent "{plan.parent.name}" is gone'
     port = infiniband.port_of(paths, parent)
@@ -216,12 +216,12 @@ def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
     if port.state != "ACTIVE":
         return f"{at} is {port.state}, its physical state {port.physical_state}: check the cable"
     if not port.has_pkey(plan.pkey):
-        return f"P_Key {plan.pkey:#06x} has left the table of {at}"
+        return f"P_Key {plan.pkey:#06x} has left the table of {at}: add it in the subnet manager"
     if not port.sm_lid:
         return f"{at} has no subnet manager: start one"
     return (
         f"{at} is ACTIVE, but the broadcast group of P_Key {plan.pkey:#06x} could not be "
-        "joined: see the subnet manager's partitions (ipoib flag, rate, mtu) and dmesg"
+        "joined: check the subnet manager's partitions (ipoib flag, rate, mtu) and dmesg"
     )
 
 
@@ -230,7 +230,7 @@ def _possible_parents(route: Rtnetlink) -> str:
     names = [link.name for link in links.every(route, "ipoib") if not link.parent]
     if not names:
         return (
-            "the host has no IPoIB interface (is the module ib_ipoib loaded and the HCA's "
-            "link layer InfiniBand?)"
+            "the host has no IPoIB interface: load the module ib_ipoib, and check that the HCA's "
+            "link layer is InfiniBand"
         )
     return f'set "master" to an IPoIB interface ({", ".join(names)} found)'

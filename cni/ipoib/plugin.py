@@ -1,7 +1,7 @@
 """The plugin `ipoib`: the steps of each verb, in order.
 
-If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reverse. If the process
-is killed, the next DEL, GC or sweep undoes them from the journal.
+If a step of an ADD fails, or on SIGTERM, the earlier steps are undone in reverse order. If the
+process is killed, the next DEL, GC or sweep undoes the steps with the journal.
 """
 
 from contextlib import ExitStack, suppress
@@ -87,12 +87,12 @@ class IPoIB(InterfacePlugin):
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Delete the attachment's child: in the pod, on the host, or when it comes back from a
-        namespace that is being torn down. Raises HostError while it has not come back yet.
+        """Delete the attachment's child, which is in the pod, on the host, or in a namespace that
+        the kernel tears down. Raises HostError while the child is not back from such a namespace.
         """
         mac = _recorded_mac(entry)
         removed = False
-        own_gone = entry is not None  # the namespace that the entry names
+        own_gone = entry is not None  # whether the namespace that the entry names is gone
         with namespaces_of(request, entry) as opened:
             for namespace, pod in opened:
                 own = entry is not None and namespace.identity == entry.netns_identity
@@ -109,9 +109,10 @@ class IPoIB(InterfacePlugin):
                 await_return(self.journal, entry, f'"{entry.ifname}"')
 
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """The entry of a child that ipoib-cni made: the child in the ADD's result.
+        """Write the entry of a child that ipoib-cni made.
 
-        Before CNI 0.4 a runtime passes no result. Then the child is found by the interface's name.
+        The result of the ADD identifies the child. Before CNI 0.4 a runtime passes no result, and
+        then the name of the interface identifies the child.
         """
         previous = results.previous_interface(request)
         if previous is None and versions.at_least(request.cni_version, "0.4.0"):
@@ -144,7 +145,7 @@ class IPoIB(InterfacePlugin):
         return any(entry.plugin == self.name and _recorded_mac(entry) == mac for entry in entries)
 
     def remove_strays(self) -> list[str]:
-        """Delete the children that dead namespaces gave back, unless a DEL may wait for one."""
+        """Delete children that came back from dead namespaces, except those that a DEL awaits."""
         removed = []
         with netlink() as host:
             returned = child.returned(host)
@@ -167,7 +168,7 @@ class IPoIB(InterfacePlugin):
         child.check(self.journal, attachment, request)
 
     def require_ready(self, request: Request) -> None:
-        """Raise CNIError unless a child could be made now: a parent that is up, an active port."""
+        """Raise CNIError unless there is a parent that is up and has an active port."""
         wanted = options.read(request)
         self._require_possible(match_device=wanted.match_device)
         require_records(self.paths)
@@ -181,7 +182,7 @@ class IPoIB(InterfacePlugin):
     def _choose(
         self, host: Rtnetlink, request: Request, wanted: IpoibOptions, allowance: Allowance
     ) -> ChildPlan:
-        """The plan, on an HCA of the pod if it holds any."""
+        """Plan the child, on an HCA of the pod if the pod holds any."""
         match = matched(
             self.paths,
             request,
@@ -196,9 +197,9 @@ class IPoIB(InterfacePlugin):
         return plan
 
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
-        """Wait for the child's carrier; a wait of 0 returns at once.
+        """Wait for the child's carrier. With a `carrier_wait` of 0, return at once.
 
-        Raises CNIError 11 after the wait.
+        Raises CNIError 11 if the child still has no carrier after the wait.
         """
         seconds = plan.options.carrier_wait
         ready = links.await_carrier(sandbox.pod, moved, seconds)
@@ -209,12 +210,12 @@ class IPoIB(InterfacePlugin):
         raise CNIError(
             Code.TRY_AGAIN,
             f'"{moved.name}" on parent "{plan.parent.name}" has no carrier after {seconds:g} s: '
-            f'{reason} (or set "wait_carrier": 0 to attach without)',
+            f'{reason} (or set "wait_carrier": 0 to attach without carrier)',
         )
 
 
 def _returned(mac: str, seconds: float) -> Link | None:
-    """The unmarked child with that address, once a dead namespace has given it back to the host."""
+    """The unmarked child with that address, once the child is back on the host."""
     if not mac:
         return None
     with netlink() as host:

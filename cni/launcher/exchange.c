@@ -43,7 +43,7 @@ short await(const struct agent *agent, int descriptor, short events)
     }
 }
 
-/* The descriptor moved above the standard three, which the runtime may have closed. */
+/* Move a descriptor above the three standard ones, which the runtime may have closed. */
 static int above_standard(int descriptor)
 {
     if (descriptor < 0 || descriptor > STDERR_FILENO)
@@ -53,7 +53,7 @@ static int above_standard(int descriptor)
     return higher;
 }
 
-/* CNI_NETNS, opened in the runtime's root: the agent may have another one. */
+/* Open CNI_NETNS in the runtime's root directory, because the agent may have another root. */
 static int open_netns(void)
 {
     const char *path = getenv("CNI_NETNS");
@@ -72,7 +72,7 @@ static int connect_to(const struct agent *agent)
 
     if (peer < 0)
         return -1;
-    /* connect(2) waits this long while the backlog is full; 0 would have no end. */
+    /* connect(2) waits this long while the backlog is full. With 0 it would wait without end. */
     left = left < 1 ? 1 : left < CONNECT_MILLISECONDS ? left : CONNECT_MILLISECONDS;
     struct timeval patience = {.tv_sec = left / 1000, .tv_usec = left % 1000 * 1000};
     setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
@@ -87,7 +87,7 @@ static int connect_to(const struct agent *agent)
     return peer;
 }
 
-/* Whether the listening process may read the request and is allowed to answer it. */
+/* Whether the listening process runs as root or as our user, so that it may have the request. */
 static bool trusted(int peer, struct text *why)
 {
     struct ucred listener = {.uid = (uid_t)-1};
@@ -96,14 +96,15 @@ static bool trusted(int peer, struct text *why)
     getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &listener, &size);
     if (listener.uid == 0 || listener.uid == geteuid())
         return true;
-    add(why, " is run by uid ");
+    add(why, " runs as uid ");
     add_number(why, listener.uid);
-    add(why, ", not by root, and got no request: end it, and " START);
+    add(why, ", not as root, so no request was sent: end that process, and " START);
     return false;
 }
 
-/* Send the request, and the namespace with its first byte. Returns 0, an errno, ETIMEDOUT, or
- * EALREADY if the agent answers already or has gone: reading the answer shows which. */
+/* Send the request, and the namespace's descriptor with the first byte. Returns 0 or an errno, such
+ * as ETIMEDOUT. EALREADY means that the agent has answered already or has gone: reading the answer
+ * shows which of the two. */
 static int send_request(const struct agent *agent, int peer, const struct request *request,
                         int netns)
 {
@@ -149,7 +150,7 @@ static int send_request(const struct agent *agent, int peer, const struct reques
 struct source {
     const struct agent *agent;
     int peer;
-    bool reset; /* the agent ended before it had read the request */
+    bool reset; /* the agent ended before it had read the whole request */
     bool begun; /* the answer has begun */
 };
 
@@ -170,8 +171,8 @@ static ssize_t receive(void *from, void *to, size_t room)
     }
 }
 
-/* Explain the failed connection. An agent may come back if its socket exists: on a node that
- * podfabric has left, the socket is removed. */
+/* Explain the failed connection. If the socket exists, an agent may come back: removing podfabric
+ * from a node removes the socket. */
 static enum outcome unreachable(int error, struct text *why)
 {
     add(why, error == EAGAIN ? " does not take the connection" : " cannot be reached");
@@ -199,7 +200,8 @@ static enum outcome converse(struct source *source, const struct request *reques
         return answer->status == STATUS_LEAVING ? LEAVING : ANSWERED;
     case CUT_SHORT:
         add(why, " ended the connection before its answer was whole: " LOOK);
-        /* No agent begins half a request, and the kernel resets a connection with unread bytes. */
+        /* No agent begins a call before it has read the whole request. The kernel resets a
+         * connection that an agent closes with unread bytes. */
         return !source->begun && (error == EALREADY || source->reset) ? AWAY : DIED;
     case GARBAGE:
         add(why, " sent an invalid answer (");

@@ -10,17 +10,17 @@
 #endif
 
 struct agent {
-    const char *path;      /* of its socket, short enough for a sockaddr_un */
-    unsigned long seconds; /* for the whole call */
-    int64_t deadline;      /* the end of these seconds, as `now` counts */
+    const char *path;      /* the path of its socket, short enough for a sockaddr_un */
+    unsigned long seconds; /* the time for the whole call */
+    int64_t deadline;      /* the end of this time, on the clock of `now` */
 };
 
 enum outcome {
     ANSWERED,
-    LEAVING, /* the agent refused before it began the call: the next agent may run it */
+    LEAVING, /* the agent ends and did not begin the call: the next agent may run the call */
     AWAY,    /* the socket exists, but no agent has begun the call: the next agent may run it */
-    DIED,    /* the agent died and may have run the call: the next agent gets it with its time */
-    FAILED,  /* without an agent or its answer, and a second attempt would not help */
+    DIED,    /* the agent died and may have run the call: the next agent gets call and start time */
+    FAILED,  /* no agent answered, and a second attempt would not help */
 };
 
 /* Milliseconds on the monotonic clock. */
@@ -29,8 +29,8 @@ int64_t now(void);
 /* The events of poll(2) on the descriptor; 0 after the deadline. */
 short await(const struct agent *agent, int descriptor, short events);
 
-/* Send the request and read the answer. Without an answer `why` becomes a CNI error, up to the end
- * of its message. */
+/* Send the request and read the answer. Without an answer, `why` gets a CNI error up to the end of
+ * its message. */
 enum outcome ask(const struct agent *agent, const struct request *request, struct answer *answer,
                  struct text *why);
 

@@ -26,12 +26,12 @@ enum {
 
 enum status { STATUS_ANSWERED, STATUS_REFUSED, STATUS_LEAVING };
 
-/* Both are too large for a stack. As static zeros they cost only the pages in use. */
+/* A request and an answer are too large for a stack. Static zeros take only the pages in use. */
 
 struct request {
     uint8_t head[HEADER_SIZE + MAX_NAME + MAX_ENVIRON]; /* header, name, environment */
     size_t head_length;
-    char config[MAX_CONFIG + 1]; /* standard input; a byte in excess shows that it is too long */
+    char config[MAX_CONFIG + 1]; /* standard input; the extra byte shows that it is too long */
     size_t config_length;
     int stdin_errno;
 };
@@ -39,21 +39,21 @@ struct request {
 struct answer {
     uint32_t status, exit_code, stderr_length, stdout_length;
     uint8_t body[MAX_STDERR + MAX_STDOUT]; /* standard error, standard output */
-    const char *wrong;                     /* the reason why it is invalid, or NULL */
+    const char *wrong;                     /* why the answer is invalid, or NULL */
 };
 
-/* The number of bytes of the configuration that are sent. */
+/* The number of bytes of the configuration that the launcher sends. */
 size_t config_sent(const struct request *request);
 
 /* Write header, name and environment into `head`; false if the environment is too large. */
 bool pack(struct request *request, const char *name, char *const *environment);
 
-/* Reads bytes of an answer, like read(2); ETIMEDOUT means that they come too late. */
+/* Reads bytes of an answer, like read(2); ETIMEDOUT means that the bytes come too late. */
 typedef ssize_t reader(void *from, void *to, size_t room);
 
 enum reading { WHOLE, CUT_SHORT, LATE, GARBAGE };
 
-/* Read an answer. Only a WHOLE one may be used. */
+/* Read an answer. Only a WHOLE answer may be used. */
 enum reading read_answer(reader *read, void *from, struct answer *answer);
 
 #endif

@@ -1,12 +1,13 @@
 /*
- * The executable that a container runtime starts, under the name of each plugin: it sends the call
- * to this node's agent and prints the answer. It is static and reads only its environment, standard
- * input and one socket, so it starts fast and in any root file system. It answers VERSION itself.
+ * The launcher: a container runtime starts it under the name of each plugin. It sends the call to
+ * this node's agent and prints the answer. It is linked statically, and reads only its environment,
+ * standard input and one socket, so it starts fast and in any root file system. It answers VERSION
+ * itself.
  *
- * Without an agent it prints a CNI error with the command that starts one. If the node had an agent
- * before, it first waits for the next one.
+ * Without an agent the launcher prints a CNI error with the command that starts an agent. If the
+ * node had an agent before, the launcher first waits for the next agent.
  *
- * `agent` talks to the agent, `frame` has the wire format, `text` builds the error texts.
+ * `exchange` talks to the agent, `frame` has the wire format, `text` builds the error texts.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -20,7 +21,7 @@
 
 #include "exchange.h"
 
-/* `podfabric install` replaces and removes only executables that contain this. */
+/* `podfabric install` replaces and removes only executables that contain this text. */
 __attribute__((used)) static const char marker[] = "podfabric launcher 1";
 
 enum { DEFAULT_SECONDS = 115, MAX_SECONDS = 3600 }; /* kubelet gives a sandbox 2 min */
@@ -74,7 +75,7 @@ static int finish_answer(const struct answer *answer)
                   (int)answer->exit_code);
 }
 
-/* The answers without an agent, equal to those of cni/spec/entry.py. */
+/* Answers without an agent, the same as in cni/spec/entry.py. */
 
 static const char *const versions[] = {"0.1.0", "0.2.0", "0.3.0", "0.3.1",
                                        "0.4.0", "1.0.0", "1.1.0", NULL};
@@ -101,7 +102,7 @@ static int print_versions(struct text *text)
     return finish(text->bytes, text->length, 0);
 }
 
-/* For a person who starts it by hand. */
+/* Describe the plugin to a person who starts the launcher by hand. */
 static int print_about(struct text *text, const char *name)
 {
     const char *about = NULL;
@@ -124,7 +125,7 @@ static int print_about(struct text *text, const char *name)
 
 /* Input. */
 
-/* PODFABRIC_SOCKET and PODFABRIC_TIMEOUT, which are ignored in a set-uid process. */
+/* Read PODFABRIC_SOCKET and PODFABRIC_TIMEOUT, which a set-uid process ignores. */
 static bool read_settings(struct agent *agent, struct text *error)
 {
     const char *path = secure_getenv("PODFABRIC_SOCKET");
@@ -153,7 +154,7 @@ static bool read_settings(struct agent *agent, struct text *error)
     return true;
 }
 
-/* Read standard input, or set `stdin_errno`. False if it does not end. */
+/* Read standard input, or set `stdin_errno`. False if the input does not end in time. */
 static bool read_stdin(const struct agent *agent, struct request *request, struct text *error)
 {
     while (request->config_length < sizeof request->config) {
@@ -161,7 +162,7 @@ static bool read_stdin(const struct agent *agent, struct request *request, struc
             begin_error(error, CODE_IO);
             add(error, "error reading from stdin: it did not end within ");
             add_number(error, agent->seconds);
-            add(error, " s: end the configuration by closing it");
+            add(error, " s: close standard input after the configuration");
             return false;
         }
         ssize_t got = read(STDIN_FILENO, request->config + request->config_length,
@@ -189,8 +190,8 @@ static bool pack_again(struct request *request, const char *name, time_t began)
     return putenv(since.bytes) == 0 && pack(request, name, environ);
 }
 
-/* Ask the agent. If it ends or is being replaced, ask the next one, until the wait is over. A call
- * that was lost with an agent is repeated only once, because the call may have ended the agent. */
+/* Ask the agent. If the agent ends or is being replaced, ask the next agent until the wait is over.
+ * A call that was lost with an agent is repeated only once: the call may have ended the agent. */
 static enum outcome ask_in_turn(const char *name, const struct agent *agent,
                                 struct request *request, struct answer *answer, struct text *why)
 {
@@ -215,7 +216,7 @@ static enum outcome ask_in_turn(const char *name, const struct agent *agent,
         if (now() >= end) {
             add(why, " (waited ");
             add_number(why, (unsigned long)(now() - since + 500) / 1000);
-            add(why, " s for it)");
+            add(why, " s for the next agent)");
             return outcome;
         }
         poll(NULL, 0, pause);
@@ -252,7 +253,7 @@ int main(int argc, char **argv)
         return finish_error(&text);
     if (!pack(&request, name, environ)) {
         begin_error(&text, CODE_ENVIRONMENT);
-        add(&text, "the environment has more than 1048576 bytes: start the runtime with less");
+        add(&text, "the environment has more than 1048576 bytes: give the runtime fewer variables");
         return finish_error(&text);
     }
     enum outcome outcome = ask_in_turn(name, &agent, &request, &answer, &text);

@@ -22,8 +22,8 @@ void add_number(struct text *text, unsigned long number)
     add(text, at);
 }
 
-/* A space becomes \x20, and so does every other invisible byte. So no path can put "not found" into
- * the error of a DEL, which go-cni would take for success. */
+/* A space is written as \x20, and every invisible byte as such an escape. So no path can put "not
+ * found" into the error of a DEL: go-cni would take these words for success. */
 void add_quoted(struct text *text, const char *foreign)
 {
     add(text, "\\\"");
@@ -43,7 +43,7 @@ void add_quoted(struct text *text, const char *foreign)
     add(text, "\\\"");
 }
 
-/* The errno's name and number: runtimes misread the words of strerror. */
+/* Add the errno's name and number, because runtimes misread the words of strerror. */
 void add_errno(struct text *text, int number)
 {
     const char *name = strerrorname_np(number);

@@ -16,14 +16,14 @@ struct text {
 void add(struct text *text, const char *words);
 void add_number(struct text *text, unsigned long number);
 
-/* A foreign text of any bytes, quoted within a JSON string. */
+/* Add a foreign text of any bytes, quoted within a JSON string. */
 void add_quoted(struct text *text, const char *foreign);
 
 /* " (ENOENT, errno 2)" */
 void add_errno(struct text *text, int number);
 
-/* Begin a CNI error. Its message begins with the code, because Multus passes on only the message. A
- * quote and a brace must end it. */
+/* Begin a CNI error. Its message begins with the code, because Multus passes on only the message.
+ * The caller ends the error with a quote and a brace. */
 void begin_error(struct text *error, unsigned code);
 
 #endif

@@ -1,4 +1,4 @@
-"""The plugin `rdma`: ADD moves RDMA devices and adds them to the journal's entry of `sriov`."""
+"""The plugin `rdma`: ADD moves RDMA devices and records them in the journal's entry of `sriov`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -81,7 +81,7 @@ class Rdma:
 
     def _restore(self, record: DeviceRecord, namespace: NetworkNamespace) -> None:
         if not rdma_devices.restore(self._paths, record, (namespace,), rdma_devices.ARRIVAL):
-            raise HostError(f"the RDMA device of {record.device} does not come back from the pod")
+            raise HostError(f"the RDMA device of {record.device} did not return from the pod")
 
     def _entry(self, request: Request) -> JournalEntry:
         attachment = Attachment.of(request)
@@ -94,7 +94,8 @@ class Rdma:
         device = device_of(request)
         if device and device != entry.device:
             raise invalid_config(
-                f'"deviceID": {device} is not the device of this attachment, {entry.device}'
+                f'"deviceID": {device} is not the device of this attachment, which has '
+                f'{entry.device}: remove "deviceID" from "rdma"'
             )
         return entry
 
@@ -111,7 +112,7 @@ class Rdma:
         if not devices:
             raise invalid_config(
                 f"device {record.device} has no RDMA device: load the driver's RDMA module, or "
-                'take "rdma" out of the chain'
+                'remove "rdma" from the list of plugins'
             )
         return devices
 

@@ -24,7 +24,9 @@ class Attachment(msgspec.Struct, frozen=True, order=True):
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_{name} is not UTF-8") from None
+                raise CNIError(
+                    Code.INVALID_ENVIRONMENT, f"CNI_{name} is not UTF-8: let the runtime pass UTF-8"
+                ) from None
         return cls(request.network, request.container_id, request.ifname)
 
     @property
@@ -36,7 +38,7 @@ class Attachment(msgspec.Struct, frozen=True, order=True):
         return f"{self.network}/{self.container_id}/{self.ifname}"
 
 
-@lru_cache(1024)  # one call uses it some ten times
+@lru_cache(1024)  # one call needs a key about ten times
 def _key(attachment: Attachment) -> str:
     text = "\n".join((attachment.network, attachment.container_id, attachment.ifname))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]

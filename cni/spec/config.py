@@ -1,9 +1,9 @@
-"""The network configuration of a call. Only this module decodes it.
+"""The network configuration of a call. Only this module decodes network configurations.
 
-The last configurations are cached, with the values made from them.
+The latest configurations are cached, with the values that `derived` made from them.
 
-An ADD, CHECK or STATUS is refused if its configuration is beyond the limits (`limits`). A DEL or GC
-must release what exists, so of such a configuration it decodes only the keys that a removal needs.
+An ADD, CHECK or STATUS is refused if its configuration exceeds the limits (`limits`). A DEL or GC
+is never refused for that, but then decodes only the keys that a removal needs.
 Plugins check their keys strictly: every error names the key and the remedy.
 """
 
@@ -27,7 +27,7 @@ DEVICE_ID_PATHS = ("deviceID", "runtimeConfig.deviceID", "pciBusID")
 """Multus writes the kubelet's device id to each of these paths."""
 
 VALID_ATTACHMENTS = ("cni.dev/valid-attachments", "cni.dev/attachments")
-"""The keys of a GC's list. The text tagged 1.1.0 has the second; libraries send either or both."""
+"""The keys of a GC's list. SPEC.md 1.1.0 has the second key; libraries send one key or both."""
 
 # The keys that an IPAM plugin reads, as the specification spells them.
 _IPAM_KEYS = {
@@ -48,15 +48,15 @@ RUNTIME_KEYS = frozenset(
 )
 
 _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
-# JSON escapes of UTF-16 surrogates. Python's decoder accepts one without its second half.
+# JSON escapes of UTF-16 surrogates. Python's decoder accepts half of a pair.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ABSENT = msgspec.Raw()
 
 _KEPT = 32  # configurations
-_LARGEST_KEPT = 4 << 10  # bytes; decoded it takes up to 100 KiB
+_LARGEST_KEPT = 4 << 10  # bytes; a decoded configuration of this size takes up to 100 KiB
 
 SERVED = ("podfabric-ipam", "whereabouts", "nv-ipam")
-"""The types of IPAM plugins that podfabric serves: its own first."""
+"""The types of IPAM plugins that podfabric serves, its own type first."""
 
 
 class ValidAttachment(msgspec.Struct, frozen=True):
@@ -67,10 +67,10 @@ class ValidAttachment(msgspec.Struct, frozen=True):
 
 
 class IpamConfig(msgspec.Struct, frozen=True):
-    """The key "ipam". `type` is "" if it names no IPAM plugin; `options` has all its keys.
+    """The value of "ipam". `type` is "" without an IPAM plugin. `options` has all keys of "ipam".
 
-    `ambiguous` is a key that Go's decoder, which other plugins use, would read differently: that
-    decoder ignores the case of keys and merges the values under two spellings.
+    `ambiguous` is a key that the Go decoder of other plugins would read differently: Go ignores the
+    case of keys, and merges the values of two spellings.
     """
 
     type: str = ""
@@ -81,9 +81,9 @@ class IpamConfig(msgspec.Struct, frozen=True):
 class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
     """One network configuration. It is immutable, because calls may share it.
 
-    `raw` has the runtime's bytes, for delegates. `keys` is the JSON object; in it, a number that
-    does not fit a float is a msgspec.Raw. `whole` is False for a DEL or GC whose configuration is
-    beyond the limits: then `keys` has only the keys that a removal needs.
+    `raw` has the runtime's bytes, for delegates. `keys` is the JSON object, in which a number
+    too large for a float is a msgspec.Raw. `whole` is False for a DEL or GC whose configuration
+    exceeds the limits: then `keys` has only the keys that a removal needs.
     """
 
     raw: bytes = b"{}"
@@ -103,7 +103,9 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         try:
             return msgspec.convert(value, str)
         except msgspec.ValidationError as error:
-            raise CNIError(Code.DECODING_FAILURE, f'"{key}": {error}: put it in quotes') from None
+            raise CNIError(
+                Code.DECODING_FAILURE, f'"{key}": {error}: put the value in quotes'
+            ) from None
 
     @cached_property
     def network(self) -> str:
@@ -119,7 +121,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
-        """The immutable value of `make`, computed once. `make` depends on nothing else."""
+        """The immutable value that `make` computes from this configuration alone, computed once."""
         if make not in self._derived:
             self._derived[make] = make(self)
         answer: T = self._derived[make]
@@ -144,7 +146,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def ipam(self) -> IpamConfig:
-        """The key "ipam". A value of the wrong type counts as missing."""
+        """The value of "ipam". A value of the wrong type counts as missing."""
         options = self.keys.get("ipam")
         ipam_type = options.get("type") if isinstance(options, dict) else None
         if not self.whole:
@@ -159,8 +161,8 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         """(container id, ifname) of the attachments that a GC lists as valid.
 
         Null and [] mean that no attachment is valid: CRI-O sends null for a network without pods.
-        Without the key this is `None`, and nothing may be removed. Raises CNIError 7 for a list of
-        another shape.
+        Without the key the answer is `None`, and GC may remove nothing. Raises CNIError 7 for a
+        list of another shape.
         """
         for key in VALID_ATTACHMENTS:
             if key in self.keys:
@@ -168,14 +170,14 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return None
 
     def device_ids(self) -> dict[str, DeviceId]:
-        """The device id at each path that has one. Raises CNIError 7 if one is not a string."""
+        """The device ids by path. Raises CNIError 7 if a device id is not a string."""
         texts = {path: self.at(path, str) for path in DEVICE_ID_PATHS}
         return {path: DeviceId(text) for path, text in texts.items() if text}
 
 
 def decode(raw: bytes) -> NetworkConfig:
     """The configuration of an ADD, CHECK or STATUS. Raises CNIError 6 and 7."""
-    # A configuration with the result of an ADD belongs to one pod.
+    # A configuration with the result of an ADD belongs to one pod, so caching it is useless.
     if len(raw) > _LARGEST_KEPT or b'"prevResult"' in raw:
         return _decode(raw)
     return _kept(raw)
@@ -186,7 +188,7 @@ def _decode(raw: bytes) -> NetworkConfig:
     try:
         if _SURROGATE.search(raw):
             decoding.decode(raw, msgspec.Raw)  # refuses half of a pair
-        if document is None:  # as in the reference, an object without keys
+        if document is None:  # null counts as an object without keys, as in the reference
             return NetworkConfig(raw)
         return NetworkConfig(raw, msgspec.convert(document, dict[str, Any]))
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -229,7 +231,7 @@ class _RemovalParts(msgspec.Struct):
 def _decode_parts(raw: bytes) -> NetworkConfig:
     """The keys that a removal needs. The lists of attachments stay JSON until a GC reads them."""
     try:
-        raw.decode()  # all of it: msgspec does not check the text that it skips
+        raw.decode()  # checks the UTF-8 of all texts; msgspec checks no text that it skips
         parts = decoding.decode(raw, _RemovalParts)
     except (UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise not_decoded(error) from None
@@ -264,12 +266,12 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 
 def _misspelt(keys: dict[str, Any]) -> str | None:
-    """A key of the specification with other capital or small letters."""
+    """A key that differs from a key of the specification only in the case of letters, if any."""
     return next((key for key in keys if _IPAM_KEYS.get(key.casefold(), key) != key), None)
 
 
 def _repeated(options: object) -> str | None:
-    """A key that an object in the options has twice, in different cases."""
+    """A key that an object in the options has in two spellings, which differ only in case."""
     waiting = [options]
     while waiting:
         value = waiting.pop()
@@ -292,7 +294,7 @@ def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
             value = decoding.decode(value, object)
         valid = msgspec.convert(value, type=tuple[ValidAttachment, ...] | None)
     except msgspec.MsgspecError as error:
-        raise invalid_config(f'"{key}": {error}: nothing was removed') from None
+        raise invalid_config(f'"{key}": {error}: GC removed nothing') from None
     return frozenset((attachment.containerID, attachment.ifname) for attachment in valid or ())
 
 
@@ -312,17 +314,17 @@ def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
 
 
 def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
-    """Raise CNIError 7 for a top-level key that looks like a misspelt one of `ours`.
+    """Raise CNIError 7 for a top-level key that looks like a misspelt key of `ours`.
 
     Other unknown keys are allowed: they belong to other plugins or the runtime (SPEC.md). But
-    ignoring `"pkeys"` would put a pod into the wrong partition.
+    a plugin that ignored `"pkeys"` would put a pod into the wrong partition.
     """
     valid = frozenset(ours) | RUNTIME_KEYS
     others = [key for key in keys if key not in valid and "/" not in key]
-    if len(others) > MAX_KEYS:  # each is compared with each of ours
+    if len(others) > MAX_KEYS:  # each of these keys is compared with each key of ours
         raise invalid_config(
             f"the configuration has {len(others)} keys that are neither this plugin's nor the "
-            f"runtime's, at most {MAX_KEYS} are allowed: remove them"
+            f"runtime's, at most {MAX_KEYS} are allowed: remove such keys"
         )
     for key in others:
         if resembling(key, ours):
@@ -333,11 +335,13 @@ def require_interface_name(name: str, key: str) -> None:
     """Raise CNIError 7 if `name`, the value at `key`, is not a valid Linux interface name."""
     size = len(name.encode(errors="replace"))
     if not 0 < size <= 15 or "/" in name or "\0" in name or name in (".", ".."):
-        raise invalid_config(f'"{key}": "{name}" cannot be the name of an interface')
+        raise invalid_config(
+            f'"{key}": "{name}" cannot be the name of an interface: use 1 to 15 bytes without "/"'
+        )
 
 
 def _explained(error: msgspec.MsgspecError, path: str) -> CNIError:
-    """msgspec writes "Expected `int`, got `str` - at `$.mtu`": put the key first."""
+    """The error with the key first. msgspec writes "Expected `int`, got `str` - at `$.mtu`"."""
     said = _TOO_LONG.sub(r"at most \1 entries are allowed: shorten the list", str(error))
     said = _TOO_LARGE.sub("Number out of range", said)
     text, separator, inner = said.rpartition(" - at `")
@@ -360,21 +364,19 @@ def pkey(written: int | str | None) -> PKey | None:
 
 
 def read_pkey(written: int | str) -> PKey:
-    """A P_Key. Raises ValueError, also for a text of four digits, which may be hexadecimal."""
+    """A P_Key. Raises ValueError, also for a text of four digits, which may mean hexadecimal."""
     text = str(written)
     if isinstance(written, str) and re.fullmatch(r"[0-9]{4}", text):
         raise ValueError(
-            f'"{text}" has no 0x: did you mean "0x{text}"? The decimal number is '
-            f'"{int(text):#06x}": write one of them'
+            f'"{text}" has no 0x: write "0x{text}" if the digits are hexadecimal, '
+            f'"{int(text):#06x}" if they are decimal'
         )
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,4}|[0-9]{1,5}", text):
-        raise ValueError(
-            f'"{text}" is not a P_Key: write it as a string such as "0x8001", or a number'
-        )
+        raise ValueError(f'"{text}" is not a P_Key: write a string such as "0x8001", or a number')
     number = int(text, 16) if text[:2] in ("0x", "0X") else int(text)
     if number & 0x7FFF == 0 or number > 0xFFFF:
         raise ValueError(
-            f"{text} is out of range: 0x0001 to 0x7fff, or 0x8001 to 0xffff with the bit of a "
-            "full member"
+            f"{text} is out of range: use 0x0001 to 0x7fff, or 0x8001 to 0xffff with the "
+            "full-member bit"
         )
     return PKey(number)

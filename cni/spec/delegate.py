@@ -1,8 +1,8 @@
 """Runs another CNI executable, usually an IPAM plugin.
 
-As pkg/invoke of the reference, it passes on our environment and configuration byte for byte. Unlike
-the reference, it starts only executables from the directory of the installation, not from CNI_PATH,
-and only if root alone can write them. The delegate has a deadline below the runtime's, and is
+Like pkg/invoke of the reference, this module passes our environment and configuration on byte for
+byte. Unlike the reference, it ignores CNI_PATH, and starts only executables in the directory of the
+installation that only root can write. The delegate has a deadline below the runtime's, and is
 killed when this process ends.
 """
 
@@ -36,11 +36,11 @@ _PR_SET_PDEATHSIG = 1
 DESCRIPTOR_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
 MAX_STDOUT = 16 << 20  # bytes
 MAX_STDERR = 256 << 10
-_prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: not in a forked child
+_prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before a fork, not in the child
 
 
 class _Misbehaves(Exception):
-    """An error of a delegate, in words that follow its name."""
+    """An error of a delegate. The text continues a sentence that begins with its name."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -65,12 +65,12 @@ def find(plugin_type: str, directory: Path) -> Path:
             return executable
     except OSError as error:
         raise CNIError(
-            Code.DELEGATE, f"cannot look at {executable}: {error.strerror}: see its permissions"
+            Code.DELEGATE, f"cannot look at {executable}: {error.strerror}: check its permissions"
         ) from None
     raise CNIError(
         Code.INVALID_CONFIG,
-        f'failed to find plugin "{plugin_type}" in path [{directory}]: put it there, or correct '
-        '"ipam.type"',
+        f'failed to find plugin "{plugin_type}" in path [{directory}]: put the plugin there, or '
+        'correct "ipam.type"',
     )
 
 
@@ -80,9 +80,9 @@ def _require_roots(path: Path) -> None:
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CNIError(
             Code.DELEGATE,
-            f"{path} is not started as root, since user {status.st_uid} owns it and its mode is "
-            f"{stat.S_IMODE(status.st_mode):04o}, so that another user may have written it: run "
-            f"`chown root:root {path}` and `chmod go-w {path}` once you know what it is",
+            f"{path} is not used, because a user other than root can write it (owner "
+            f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}): check its content, then "
+            f"run `chown root:root {path}` and `chmod go-w {path}`",
         )
 
 
@@ -97,14 +97,14 @@ def add(plugin_type: str, directory: Path, request: Request) -> Result:
 
 
 def undo(plugin_type: str, directory: Path, request: Request) -> None:
-    """Undo an ADD of the delegate by its DEL. A failure is only noted."""
+    """Undo an ADD of the delegate with the delegate's DEL. A failure becomes a note."""
     deadline = min(request.delegate_deadline, _UNDO_DEADLINE)
     request = msgspec.structs.replace(request, delegate_deadline=deadline)
     try:
         with interrupts.held():
             run(plugin_type, directory, "DEL", request)
     except CNIError as error:
-        note(f"undoing {plugin_type}: {error}")
+        note(f"cannot undo the ADD of {plugin_type}: {error}")
 
 
 def run(plugin_type: str, directory: Path, command: str, request: Request) -> None:
@@ -123,9 +123,7 @@ def _execute(executable: Path, command: str, request: Request) -> bytes:
         except BaseException as failure:
             _kill(process)
             if isinstance(failure, _Misbehaves):
-                raise CNIError(
-                    failure.code, f"{executable} {command} {failure} and was killed"
-                ) from None
+                raise CNIError(failure.code, f"{executable} {command} {failure}") from None
             raise
     if process.returncode != 0:
         raise _failure(process.returncode, stdout, stderr)
@@ -146,8 +144,8 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
         while pipes.get_map() or process.poll() is None:
             interrupts.checkpoint()
             if time.monotonic() >= deadline:
-                text = f"did not answer within {seconds:g} s (try again, and see why it hangs)"
-                raise _Misbehaves(Code.TRY_AGAIN, text)
+                text = f"did not answer within {seconds:g} s and was killed"
+                raise _Misbehaves(Code.TRY_AGAIN, f"{text}: try again, and find out why it hangs")
             if not pipes.get_map():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK)
@@ -161,7 +159,8 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
                 else:
                     stderr += chunk[: MAX_STDERR - len(stderr)]
             if len(stdout) > MAX_STDOUT:
-                raise _Misbehaves(Code.DELEGATE, f"answered more than {MAX_STDOUT} bytes")
+                text = f"answered more than {MAX_STDOUT} bytes and was killed"
+                raise _Misbehaves(Code.DELEGATE, f"{text}: repair or replace this plugin")
     return bytes(stdout), bytes(stderr)
 
 
@@ -173,7 +172,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _spawn(executable: Path, environ: dict[str, str], config: bytes) -> "subprocess.Popen[bytes]":
-    # A file in memory: into a pipe we would have to write while the process reads.
+    # Standard input is a file in memory. A pipe would need a writer while the process reads.
     with os.fdopen(os.memfd_create("config"), "w+b") as stdin:
         stdin.write(config)
         stdin.seek(0)
@@ -191,18 +190,18 @@ def _spawn(executable: Path, environ: dict[str, str], config: bytes) -> "subproc
             except OSError as error:
                 # An installer may be writing the file right now (ETXTBSY).
                 if error.errno != errno.ETXTBSY or not remaining:
-                    text = f"cannot start {executable}: {error.strerror}"
+                    text = f"cannot start {executable}: {error.strerror}: install the plugin again"
                     raise CNIError(Code.DELEGATE, text) from None
                 time.sleep(_BUSY_PAUSE)
     raise AssertionError("unreachable")
 
 
 def _before_exec() -> None:
-    """Runs between fork and exec: two system calls, without any lock of another thread.
+    """Make two system calls between fork and exec, without a lock that another thread may hold.
 
-    The kernel sends the signal when the starting thread ends; an agent's workers outlive their
-    calls. An agent has raised its own limit of descriptors, and old programs iterate up to the
-    limit.
+    The kernel sends SIGKILL when the thread that started the delegate ends; an agent's worker
+    threads outlive their calls. The delegate gets the original limit of descriptors: an agent
+    raises its own limit, and old programs iterate over all numbers up to the limit.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_NOFILE, DESCRIPTOR_LIMITS)

@@ -1,8 +1,8 @@
-"""From environment and standard input to one JSON document and an exit code.
+"""Answers a call, from environment and standard input, with one JSON document and an exit code.
 
-`answer` is the protocol without the process; the agent uses it, too. `serve` runs in a process for
-one call. In this process only `serve` writes to standard output. SIGTERM ends the call, and its
-plugin undoes its steps.
+`answer` does not change the process, so the agent uses `answer`, too. `serve` answers the only
+call of a process. In this process only `serve` writes to standard output. SIGTERM ends the call,
+and the plugin undoes its steps.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from cni.spec.request import Request
 from cni.spec.result import Result, encode
 
 CLEANING_UP = ("DEL", "GC")
-"""Verbs that are never interrupted. Their configuration is an ADD's, with its result."""
+"""Verbs that are never interrupted."""
 
 
 class Answer(NamedTuple):
@@ -47,7 +47,10 @@ def answer(
     netns_descriptor: int | None = None,
     failed: Callable[[Request, CNIError], object] = lambda request, error: None,
 ) -> Answer:
-    """Run one call. Every error becomes a JSON document. `failed` gets a plugin's error."""
+    """Answer one call. Every error becomes a JSON document.
+
+    Calls `failed` with the request and its CNIError.
+    """
     version = CURRENT_VERSION
     request = None
     try:
@@ -66,8 +69,9 @@ def answer(
             failed(request, error)
     except Terminated:
         command = environ.get("CNI_COMMAND", "")
-        state = "its steps have been undone" if command == "ADD" else "it is not complete"
-        failure = CNIError(Code.TRY_AGAIN, f"{command} was interrupted, {state}: call it again")
+        state = "has undone its steps" if command == "ADD" else "is not complete"
+        text = f"{command} was interrupted and {state}: run {command} again"
+        failure = CNIError(Code.TRY_AGAIN, text)
     except RecursionError:
         failure = not_decoded("it is nested too deeply")
     except Exception as error:  # noqa: BLE001 - the outermost edge: a runtime must get a document
@@ -82,8 +86,8 @@ def answer(
 
 def serve(load: Callable[[], Plugin]) -> int:
     """Answer this process's call on its standard output and return the exit code."""
-    # A library's output must not reach the runtime's JSON parser. The copy is 3 or above: it must
-    # not become standard input if that is closed.
+    # A library's output must not reach the runtime's JSON parser. The copy's number is 3 or above,
+    # so that the copy does not become standard input if standard input is closed.
     output = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
     try:
         os.dup2(2, 1)
@@ -124,9 +128,10 @@ def _run(plugin: Plugin, request: Request) -> bytes:
 
 
 def _refuse_own_netns(request: Request) -> None:
-    """Raise CNIError if CNI_NETNS is the plugin's own.
+    """Raise CNIError 8 if CNI_NETNS is the plugin's own namespace.
 
-    The reference (pkg/skel) checks this after the plugin. Before it, nothing needs undoing.
+    The reference (pkg/skel) checks this after the plugin has run. If the check comes first, nothing
+    needs undoing.
     """
     if request.netns_override or not request.netns:
         return
@@ -146,14 +151,14 @@ def _refuse_own_netns(request: Request) -> None:
 def _not_taken_for_success(error: CNIError) -> CNIError:
     """The error without the phrases that containerd's go-cni takes for a successful DEL."""
     texts = []
-    for text in (error.message, error.details):  # the library joins them
+    for text in (error.message, error.details):  # go-cni searches both texts
         text = re.sub("no such file or directory", "missing file", text, flags=re.I)
         texts.append(re.sub("not found", "absent", text, flags=re.I))
     return CNIError(error.code, *texts)
 
 
 def error_document(error: CNIError, version: str = CURRENT_VERSION) -> bytes:
-    """The error as a JSON object. Its text begins with the code: Multus passes on only the text."""
+    """The error as a JSON object. The text begins with the code: Multus passes on only the text."""
     text = f"[podfabric {error.code}] {error.message}"
     document = {"cniVersion": version, "code": error.code, "msg": text}
     if error.details:

@@ -1,7 +1,7 @@
 """The start of a CNI executable. Imports cost time in every call, so this module has only two.
 
-It answers VERSION, and a start by hand without CNI_COMMAND. For all other commands it calls
-`cni.spec.dispatch` with the plugin that `load` returns.
+This module answers VERSION, and describes the executable if a person starts it without CNI_COMMAND.
+For all other commands it calls `cni.spec.dispatch` with the plugin that `load` returns.
 """
 
 import os

@@ -43,9 +43,10 @@ class Code(enum.IntEnum):
 class CNIError(Exception):
     """An error that a runtime sees.
 
-    `message` must be enough, because Multus drops code and details on ADD. It names the step, its
-    object, the system's answer, and the remedy. Each text becomes one line, cut if it is very long:
-    it may quote a tenant's text, and is shown in events and on terminals.
+    `message` must suffice, because Multus drops `code` and `details` of a failed ADD. `message`
+    names the failed step, the step's object, the system's answer and the remedy. Each text becomes
+    one line, and a very long text is cut: the text may quote a tenant's input, and is shown in
+    events and on terminals.
     """
 
     def __init__(self, code: int, message: str, details: str = "") -> None:

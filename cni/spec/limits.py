@@ -1,12 +1,12 @@
 """The limits of a network configuration. docs/reference/configuration.md has the table for users.
 
 The author of a NetworkAttachmentDefinition or of a pod's annotation chooses the size of a
-configuration, and one agent reads those of all pods of a node. So all code decodes through this
-module:
+configuration, and one agent reads the configurations of all pods of a node. So all code decodes
+configurations through this module:
 
-- `decode` refuses a configuration beyond the limits. It is for verbs that may be refused.
+- `decode` refuses a configuration that exceeds the limits. ADD, CHECK and STATUS use `decode`.
 - `require_readable` refuses only nesting that would overflow the decoding thread's stack, which
-  would end the agent. It is for DEL and GC, which must release what exists.
+  would end the agent. DEL and GC use `require_readable`, so that a removal is hardly ever refused.
 """
 
 import json
@@ -26,7 +26,7 @@ MAX_DEPTH = 32
 MAX_KEY = 256  # characters
 MAX_TEXT = 16 << 10  # characters
 MAX_ESCAPES = 1 << 16  # backslashes
-MAX_KEYS = 64  # at the top, without the plugin's own and the runtime's
+MAX_KEYS = 64  # at the top, apart from the plugin's own keys and the runtime's
 MAX_ARGS = 16 << 10  # characters of CNI_ARGS
 
 # Entries of the lists of a configuration or a result.
@@ -38,10 +38,10 @@ ROUTES = 256
 DNS_ENTRIES = 64
 MASTERS = 64
 INTERFACES = 256  # of a result
-RESULT_ADDRESSES = 256  # of a result: those of all plugins of a chain
+RESULT_ADDRESSES = 256  # of a result, from all plugins of a chain together
 
-_LONGEST_INTEGER = 308  # characters; a longer one may be more than a float holds
-MAX_PATH = 100  # characters, in an error
+_LONGEST_INTEGER = 308  # characters; a longer integer may be too large for a float
+MAX_PATH = 100  # characters of a path in an error
 READABLE_DEPTH = 512
 _PART = 16 << 10  # bytes
 _BLOCK = 256
@@ -60,7 +60,7 @@ def require_readable(raw: bytes) -> None:
 def decode(raw: bytes) -> object:
     """The JSON value of `raw`. A number that does not fit a float is a msgspec.Raw of its text.
 
-    Raises CNIError 7 if it is beyond a limit above or has a key twice, 6 if it is not JSON.
+    Raises CNIError 7 if `raw` exceeds a limit or has a key twice, 6 if `raw` is not JSON.
     """
     if len(raw) > MAX_BYTES:
         raise invalid_config(
@@ -70,7 +70,7 @@ def decode(raw: bytes) -> object:
         raise invalid_config(
             f"the configuration has more than {MAX_ESCAPES} backslashes: shorten its texts"
         )
-    # A shorter one has neither a text that is too long nor too many values.
+    # A shorter configuration can have neither a text that is too long nor too many values.
     if len(raw) > MAX_TEXT or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         depth_of(raw, MAX_DEPTH, MAX_VALUES)
     try:
@@ -90,9 +90,9 @@ def not_decoded(reason: object) -> CNIError:
 
 
 def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
-    """The depth to which JSON is nested. 0 stands for any depth up to `allowed`.
+    """The depth to which JSON is nested. A depth up to `allowed` may be returned as 0.
 
-    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. It counts brackets and
+    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. Counts brackets and
     commas outside of strings, `part` bytes at a time, so that other threads run in between.
     """
     depth = deepest = values = strings = 0
@@ -108,7 +108,7 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
                     raise not_decoded("it is nested too deeply")
             depth += 2 * opening - len(block)
         values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
-        if values > most_values or strings > 2 * most_values + 1:  # each may have a key
+        if values > most_values or strings > 2 * most_values + 1:  # each value may have a key
             raise invalid_config(
                 f"the configuration holds more than {most_values} JSON values: shorten its lists"
             )
@@ -116,13 +116,15 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
 
 
 def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
-    """The JSON text without its strings, in parts, each with the number of strings ending in it."""
+    """The JSON text without strings, in parts, each with the number of strings that end there."""
     in_string = False
     rest = b""
     for start in range(0, len(raw), size):
         part = rest + raw[start : start + size]
         rest = b""
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # it escapes a character of the next part
+        if (
+            len(part) - len(part.rstrip(b"\\"))
+        ) % 2:  # the last one escapes a character of the next part
             part, rest = part[:-1], b"\\"
         between_quotes = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b" ".join(between_quotes[in_string::2]), (len(between_quotes) - 1 + in_string) // 2
@@ -165,7 +167,8 @@ _Path = tuple["_Path | None", str | int]
 
 
 def _refuse_first_wrong(document: object) -> None:
-    """Raise CNIError 7 for the first value that is too deep or long, or key that occurs twice."""
+    """Raise CNIError 7 for a value that is too deep or too long, or a key that is too long or
+    occurs twice."""
     waiting: list[tuple[object, _Path | None, int]] = [(document, None, 0)]
     while waiting:
         value, path, depth = waiting.pop()

@@ -1,7 +1,7 @@
 """Notes of a call, for the runtime's log.
 
-A process writes them to standard error. An agent collects the notes of each call, and the call's
-launcher writes them to its standard error.
+A process of one call writes its notes to standard error. An agent collects the notes of each call,
+and the call's launcher writes these notes to its standard error.
 """
 
 import sys
@@ -23,7 +23,7 @@ class Notes:
             return
         self._size += len(line.encode(errors="replace")) + 1
         full = self._size > MAX_BYTES
-        self._lines.append("(more was written, and left out)" if full else line)
+        self._lines.append("(further notes are left out)" if full else line)
 
     @property
     def text(self) -> str:

@@ -27,4 +27,4 @@ class Plugin(Protocol):
         """Remove the attachments of this network that the runtime does not list as valid."""
 
     def status(self, request: Request) -> None:
-        """Raise CNIError 50 or 51 if an `add` could not succeed now."""
+        """Raise CNIError 50 or 51 if an `add` would fail now."""

@@ -1,7 +1,7 @@
 """One CNI call as a typed value, read from environment and standard input.
 
-The order of the checks is the reference's, because runtimes' tests depend on it: each variable, the
-list of missing variables, standard input, the network's name, the version (pkg/skel/skel.go,
+The checks have the reference's order, because tests of runtimes depend on the order: each variable,
+the list of missing variables, standard input, the network's name, the version (pkg/skel/skel.go,
 pkg/utils/utils.go).
 """
 
@@ -33,7 +33,7 @@ _ATTACHMENT = ("ADD", "CHECK", "DEL")
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """CNI_ARGS as typed values; "" is missing. `ip` and `gateway` may be lists with commas."""
+    """CNI_ARGS as typed values; "" if missing. `ip` and `gateway` may be lists with commas."""
 
     pod: Pod = Pod()
     ip: str = ""
@@ -50,11 +50,11 @@ _KEYS = frozenset(
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One call. Strings have the runtime's values, "" if it sent none.
+    """One call. A string is the runtime's value, or "" if the runtime sent none.
 
-    `netns_descriptor` is CNI_NETNS, opened by the launcher in its own mount namespace.
-    `unanswered_since` is set if an agent died during this call: it may have done the call since
-    that second.
+    `netns_descriptor` is an open CNI_NETNS: the launcher opened the path in its mount namespace.
+    `unanswered_since` is set if an agent died during this call: the earliest Unix time in seconds
+    at which that agent may have done the call.
     """
 
     command: str
@@ -74,11 +74,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def arguments(self) -> Arguments:
-        """CNI_ARGS. Raises CNIError 4. A DEL must not fail for them, so it does not read them."""
+        """The values in CNI_ARGS. Raises CNIError 4.
+
+        A DEL must not fail because of CNI_ARGS, so a DEL does not read this property.
+        """
         return parse_arguments(self.args)
 
     def with_keys(self, keys: Mapping[str, Any]) -> "Request":
-        """The same call with these keys in its configuration; `raw` stays the runtime's."""
+        """The same call with these keys added to `config.keys`. `config.raw` does not change."""
         if not keys:
             return self
         config = msgspec.structs.replace(self.config, keys={**self.config.keys, **keys})
@@ -117,7 +120,7 @@ def of_environ(
     network: str,
     netns_descriptor: int | None = None,
 ) -> Request:
-    """The request with these variables, unchecked."""
+    """The request of these variables, which are not checked."""
     since = environ.get("PODFABRIC_UNANSWERED_SINCE", "")  # set by cni/launcher/launcher.c
     return Request(
         command=environ.get("CNI_COMMAND", ""),
@@ -160,7 +163,7 @@ def _check_container_id(value: str) -> None:
 
 @lru_cache(256)  # nearly all pods use the same few names
 def check_interface_name(value: str) -> None:
-    """Linux' rule for interface names. Raises CNIError 4 with the reference's messages."""
+    """Check a name by Linux's rule. Raises CNIError 4 with the reference's messages."""
     if len(os.fsencode(value)) > 15:
         raise CNIError(
             Code.INVALID_ENVIRONMENT,
@@ -176,7 +179,7 @@ def check_interface_name(value: str) -> None:
         )
 
 
-# For each variable, the commands that need it and its check.
+# For each variable, the commands that need the variable, and the check of its value.
 _REQUIRED: tuple[tuple[str, tuple[str, ...], Callable[[str], None] | None], ...] = (
     ("CNI_CONTAINERID", _ATTACHMENT, _check_container_id),
     ("CNI_NETNS", ("ADD", "CHECK"), None),
@@ -186,11 +189,11 @@ _REQUIRED: tuple[tuple[str, tuple[str, ...], Callable[[str], None] | None], ...]
 
 
 def parse_arguments(args: str) -> Arguments:
-    """The value of CNI_ARGS: `KEY=VALUE;KEY=VALUE`, by the reference's rules (pkg/types/args.go).
+    """Read CNI_ARGS, `KEY=VALUE;KEY=VALUE`, by the reference's rules (pkg/types/args.go).
 
-    Keys are case-sensitive. Raises CNIError 4 for an unknown key, unless IgnoreUnknown is true
-    anywhere in the list, for a broken pair, for an IgnoreUnknown that is not a boolean, and for a
-    text that is too long.
+    Keys are case-sensitive. Raises CNIError 4 for a broken pair, for an IgnoreUnknown that is not a
+    boolean, and for a text that is too long. Raises CNIError 4 for an unknown key, unless
+    IgnoreUnknown is true; its place in the list does not matter.
     """
     if args == "":
         return Arguments()

@@ -1,8 +1,8 @@
 """Results. Plugins use the newest version; only this module reads and writes other versions.
 
-`encode` writes a result in the runtime's version, `decode` reads a delegate's, `convert` a
-`prevResult`. The rules are the reference's (pkg/types/{020,040,100}), also for the 1.1 fields that
-stay in a 1.0.0 result; tests compare with the reference's output.
+`encode` writes a result in the runtime's version, `decode` reads a delegate's result, and `convert`
+reads a `prevResult`. The rules are the reference's (pkg/types/{020,040,100}): for example, fields
+of 1.1 stay in a 1.0.0 result. Tests compare with the reference's output.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 @lru_cache(1024)  # one ADD reads the same addresses several times
 def _cidr(text: str) -> str:
-    """An address with its prefix in canonical text; an IPv4-mapped one as IPv4."""
+    """An address with its prefix in canonical text. An IPv4-mapped address becomes IPv4."""
     return str(address_text.network(text))
 
 
@@ -100,7 +100,7 @@ class Route(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def family(self) -> int:
-        """4 or 6, of the destination."""
+        """The destination's family, 4 or 6."""
         return 6 if ":" in self.dst else 4
 
 
@@ -153,7 +153,7 @@ _Raws = tuple[msgspec.Raw, ...]
 
 
 class _ResultCounts(_ResultVersion):
-    """How many entries a delegate's result has, before they are decoded."""
+    """A delegate's result whose entries are not decoded, to check their number first."""
 
     interfaces: Annotated[_Raws, _MAX_INTERFACES] | None = None
     ips: Annotated[_Raws, _MAX_ADDRESSES] | None = None
@@ -161,7 +161,7 @@ class _ResultCounts(_ResultVersion):
 
 
 def encode(result: Result, version: str) -> bytes:
-    """The result as JSON of `version`. Raises CNIError 7 if this version demands an address."""
+    """The result as JSON of `version`. Raises CNIError 7 if `version` needs an address."""
     return msgspec.json.encode(to_document(result, version))
 
 
@@ -196,21 +196,21 @@ def require_convertible(version: str, *, has_addresses: bool) -> None:
         raise CNIError(
             Code.INVALID_CONFIG,
             "cannot convert: no valid IP addresses (a result of CNI version "
-            f'{version} needs one: set "cniVersion" to "1.0.0", or add "ipam")',
+            f'{version} needs an address: set "cniVersion" to "1.0.0", or add "ipam")',
         )
 
 
 def decode(document: bytes, config_version: str) -> Result:
-    """Decode a delegate's result; its version is `config_version` by default.
+    """Decode a delegate's result. A result without a version has `config_version`.
 
-    Raises CNIError 6, 1.
+    Raises CNIError 6 for an unreadable result, 1 for an unsupported version.
     """
     limits.require_readable(document)
     return _read(partial(msgspec.json.decode, document), _ResultCounts, config_version)
 
 
 def convert(document: object, config_version: str) -> Result:
-    """As `decode`, for a "prevResult". Its version must be of the configuration's family."""
+    """Like `decode`, for a "prevResult", whose version must be of the configuration's family."""
     family = _family(config_version)
     return _read(partial(msgspec.convert, document), _ResultVersion, config_version, family)
 
@@ -221,12 +221,12 @@ def _read(
     config_version: str,
     required_family: tuple[str, ...] | None = None,
 ) -> Result:
-    """The result. `read(type=T)` returns it as T; first it is read as `outline`."""
+    """Read a result. `read(type=T)` returns the document as T. The first T is `outline`."""
     try:
         version = read(type=outline).cniVersion or config_version
         family = required_family or _family(version)
         if version not in family:
-            # "" belongs to the oldest family, where the reference prints it first.
+            # "" belongs to the oldest family, and the reference prints "" first.
             listed = " ".join((("",) if family is FAMILY_020 else ()) + family)
             raise CNIError(
                 Code.DECODING_FAILURE,
@@ -247,7 +247,10 @@ def _read(
 
 
 def after_previous(previous: Mapping[str, Any], result: Result, version: str) -> dict[str, Any]:
-    """Our result after an earlier plugin's, of the same version family, whose other keys stay."""
+    """Our result, added to an earlier plugin's result of the same version family.
+
+    Other keys of the earlier result stay.
+    """
     # A document of the oldest versions needs an address, but we may have none to add.
     empty = version in FAMILY_020 and not result.ips
     ours = {} if empty else to_document(result, version)

@@ -1,8 +1,8 @@
-"""Protocol versions: the supported ones, and the first version of each verb.
+"""Checks protocol versions: the configuration's version, and the first version of each verb.
 
-As in the reference (pkg/version/{plugin,reconcile}.go, pkg/skel), a verb needs its first version or
-a later one, and a configuration exactly one of ours. A wrong verb and a wrong configuration version
-have different errors.
+As in the reference (pkg/version/{plugin,reconcile}.go, pkg/skel), a verb needs the version that
+introduced the verb, or a later version. The configuration's version must be one that the plugin
+supports. The two checks have different errors.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ FIRST_VERSION_WITH = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
 def parse(version: str) -> Parts:
-    """`1.0.0` as three integers; "" is 0.1.0. Raises CNIError 6 unless it has 1 to 3 numbers."""
+    """The integers of a version such as 1.0.0; "" is 0.1.0. Raises CNIError 6 for another form."""
     if version == "":
         return (0, 1, 0)
     parts = version.split(".")

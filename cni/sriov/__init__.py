@@ -2,10 +2,10 @@
 
 `plugin` has the steps of each verb, in order. `options` and `option_values` read the network
 configuration. `claim` gets a device for an attachment: `candidates` lists the devices, `plan`
-decides whether one will do, `device_record` is the journal's record of it. `vf_settings` sets and
-restores the PF's settings for its VF, and `vf_policy` asks the policy for them. `interface` moves
-the device into the pod and compares it there, with `guids` and `rdma_devices`, which also keeps
-uverbs numbers and binds drivers. `vf_release` restores the device from the record. `sriov_cni`
-makes records of attachments of sriov-cni and ib-sriov-cni, `unrecorded` of a device whose journal
-file is lost.
+decides whether a device fits, `device_record` is the journal's record of the device. `vf_settings`
+sets and restores the PF's settings for its VF. `vf_policy` applies the policy to the options and
+the device. `interface` moves the device into the pod and compares the device there. `guids` rebinds
+a VF for a new GUID. `rdma_devices` moves RDMA devices, keeps uverbs numbers and binds drivers.
+`vf_release` restores the device from its record. `sriov_cni` makes records for attachments of
+sriov-cni and ib-sriov-cni, `unrecorded` for a device whose journal file is lost.
 """

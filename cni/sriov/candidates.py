@@ -1,6 +1,6 @@
 """Chooses the devices that an ADD may try, checks that the pod may have them, and answers STATUS.
 
-Nothing is changed here.
+This module changes nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ from host.sysfs.pci import Function
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
     """The addresses of the devices to try, in order. Raises CNIError if there are none.
 
-    If the configuration names a device, only this one is tried. Else the pod's devices from the
-    kubelet are tried. A pod without such devices gets a device of a master that is not reserved for
-    other pods.
+    If the configuration names a device, that device is the only candidate. Otherwise the candidates
+    are the devices that the kubelet gave to the pod. A pod without such devices gets a device of a
+    master, unless the device is reserved for other pods.
     """
     if options.device:
         yield options.device
@@ -38,7 +38,8 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
         raise mismatch(
             f"pod {match.holdings.pod} was given {match.holdings.shown()}, but none of these "
             f"devices is {'a PF' if options.pf_only else 'a VF or SF'} of this node: have a "
-            'container request a resource of such devices, or set "master"'
+            f"container request {'PFs' if options.pf_only else 'VFs or SFs'} (resources.limits), "
+            'or set "master"'
         )
     away: list[str] = []
     denied: list[Denied] = []
@@ -57,13 +58,13 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
                 yield function.address
             else:
                 away.append(function.address)
-    yield from away  # these are in pods, which may be dead
+    yield from away  # these devices are in pods, which may be dead
     if not has_candidate:
         raise _no_vf(paths, options, match, denied)
 
 
 def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
-    """The devices that the kubelet gave to the pod and that match `options`, in order."""
+    """The devices that the kubelet gave to the pod, and that fit `options`, in order."""
     pfs = {pf.address for pf in (pci.of_netdev(paths, master) for master in options.masters) if pf}
     addresses = []
     for hca in match.candidates(options.device_id):
@@ -77,9 +78,9 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
 
 
 def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
-    """Whether the device's interface is of InfiniBand.
+    """Whether the link layer of the device's interface is InfiniBand.
 
-    If the device has none, the PF's interface is used.
+    A device without an interface has the link layer of its PF.
     """
     names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
     found = (links.find(host, name) for name in names if name)
@@ -88,14 +89,14 @@ def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
 
 
 def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
-    """The names of the function's RDMA devices: its hardware's, else those on its interface."""
+    """The names of the function's own RDMA devices, or else of those on its interface."""
     return pci.rdma_of(paths, function.address) or function.rdma
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
-    """Call `require_match` before the device is locked, except for the pod's own device.
+    """Call `require_match` before the device is locked, but not for the pod's own device.
 
-    The numbers of the pod's own device may still differ until a dead attachment is detached.
+    While a dead attachment has the pod's own device, the device's uverbs numbers may differ.
     """
     function = pci.find(paths, address)
     if function is not None and match.holdings.hca(function.address) is None:
@@ -105,14 +106,14 @@ def require_entitled(paths: Paths, address: str, options: SriovOptions, match: M
 def require_match(paths: Paths, function: Function, options: SriovOptions, match: Match) -> None:
     """Raise CNIError if the pod may not have the device.
 
-    Code 120 if the pod's uverbs devices belong to another HCA, and 120 or 121 if the device is
-    reserved for other pods. A VF without an RDMA device is not compared with the uverbs devices.
+    The code is 120 if the pod's uverbs devices belong to another HCA, and 120 or 121 if the device
+    is reserved for other pods. A VF without an RDMA device is not compared with uverbs devices.
     """
     address, what = function.address, f"device {function.address}"
     # A pod without HCAs has no uverbs devices to compare.
     names = options.match_device and match.holdings.hcas and rdma_devices_of(paths, function)
     if names:
-        remedy = 'leave "deviceID" and "master" out'
+        remedy = 'remove "deviceID" and "master"'
         reason = match.refusal(address, what, names, remedy)
         if reason is not None:
             raise mismatch(reason)
@@ -122,13 +123,13 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
 
 
 def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[Denied]) -> CNIError:
-    """The error if no device of the masters can be tried. `denied` are devices of other pods."""
+    """The error if the masters have no candidate. `denied` are devices of other pods."""
     offered = [refusal for refusal in denied if not refusal.held]
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)
         return match.not_assigned(
-            f'"master": no device is free, and taking one that this pod was not given ({listed})',
-            "have the pod request one (resources.limits)",
+            f'"master": no device is free, and a device that this pod was not given ({listed})',
+            "have the pod request such a device (resources.limits)",
         )
     reasons = []
     for master in options.masters:
@@ -158,7 +159,7 @@ def _no_master(master: str) -> str:
 
 
 def missing(paths: Paths, options: SriovOptions) -> list[str]:
-    """The obstacles to an ADD on this node now, for STATUS; [] if there are none."""
+    """The reasons why an ADD would fail on this node now, for STATUS; [] if there are none."""
     reasons: list[str] = []
     if options.rdma_isolation:
         try:

@@ -1,6 +1,6 @@
-"""Claims a device: chooses one and records that it is this attachment's.
+"""Claims a device: chooses a device, and records that this attachment has the device.
 
-Nothing else is changed, except that a device of a dead attachment is released first.
+The only other change is that a device of a dead attachment is released first.
 """
 
 import time
@@ -32,7 +32,7 @@ from policy.allowance import Allowance, joined
 
 
 class ClaimedDevice(NamedTuple):
-    """A device that is the attachment's from now on."""
+    """A device that the attachment has from now on."""
 
     entry: JournalEntry
     record: DeviceRecord
@@ -42,21 +42,22 @@ class ClaimedDevice(NamedTuple):
 
 
 class _InUse(Exception):
-    """Another attachment has the device. `settling`: a call for that attachment is running.
+    """Another attachment has the device. `settling` is true while a call for it is running.
 
     The text is for the tenant. Only the note for the administrator names the other attachment.
     """
 
     def __init__(self, owner: JournalEntry, *, settling: bool) -> None:
         super().__init__(
-            f"device {owner.device} is already allocated: another attachment has it since "
-            f"{owner.since} (the agent's log names it): try again, or name another device"
+            f"device {owner.device} is already allocated: another attachment has had it since "
+            f"{owner.since}, and the agent's log names that attachment: try again, or name another "
+            "device"
         )
         self.owner = owner
         self.settling = settling
 
     def note(self) -> None:
-        """Name the other attachment in the log."""
+        """Write the name of the other attachment to the log."""
         owner = self.owner
         pod = f"{owner.pod_namespace}/{owner.pod_name}, " if owner.pod_name else ""
         note(
@@ -76,10 +77,10 @@ class Claimer(NamedTuple):
     match: Match
 
     def claim(self, wanted: SriovOptions) -> ClaimedDevice:
-        """The first suitable candidate. Raises CNIError with a reason for each candidate.
+        """Claim the first candidate that fits. Raises CNIError with a reason for each candidate.
 
-        If none is free, but a call for an attachment that has one is running, wait for that call.
-        Other attachments of the pod may choose during the wait.
+        If no candidate is free, but a call runs for an attachment that has a candidate, wait for
+        that call. Other attachments of the pod may choose during the wait.
         """
         deadline = time.monotonic() + locks.TIMEOUT
         backoff = Backoff(0.05, 1.0)
@@ -151,11 +152,11 @@ class Claimer(NamedTuple):
         """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""
         for owner in self.journal.holders(address):
             if isinstance(owner, JournalDamaged):
-                note(f"{owner}; it names device {address}: run DEL for its attachment")
+                note(f"{owner}; the file is for device {address}: run DEL for its attachment")
                 raise CNIError(
                     Code.JOURNAL_DAMAGED,
-                    f"device {address} may be another attachment's, whose journal file is damaged: "
-                    "the agent's log names the file; run DEL for its attachment",
+                    f"another attachment may have device {address}, and its journal file is "
+                    "damaged: run DEL for that attachment; the agent's log names the file",
                 )
             try:
                 with self.journal.locked(owner.attachment, timeout=0.0):
@@ -169,7 +170,7 @@ class Claimer(NamedTuple):
         except JournalDamaged:
             unchanged = False
         if not unchanged:
-            raise _InUse(owner, settling=True)  # another call was faster: look again
+            raise _InUse(owner, settling=True)  # another call changed the entry: look again
         boot_id = self.paths.boot_id()
         if owner.phase is Phase.ATTACHED and lives(owner, boot_id):
             raise _InUse(owner, settling=False)
@@ -186,5 +187,5 @@ class Claimer(NamedTuple):
             note(f"{owner.attachment}: {error}")
             raise HostError(
                 f"device {owner.device} cannot be released from an attachment whose sandbox is "
-                "gone (the agent's log has the reason): try again later"
+                "gone: try again later; the agent's log has the reason"
             ) from None

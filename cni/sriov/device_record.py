@@ -22,22 +22,22 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     driver: str
-    pf: str = ""  # address of the PF whose VF this is
-    above: str = ""  # address of the PCI function whose scalable function this is
-    origin: Origin | None = None  # the interface as it was on the host, if it has one
+    pf: str = ""  # address of the VF's PF
+    above: str = ""  # address of the scalable function's PCI function
+    origin: Origin | None = None  # the interface as it was on the host, if there was one
     ethtool: dict[str, str] = {}  # its driver's settings (host.ethtool)
     before: VF | None = None
     applied: VF | None = None
     mac: str = ""  # the address that the ADD sets on the interface
     mtu: int = 0
-    modes: tuple[int, int] = (0, 0)  # of IFF_PROMISC, IFF_ALLMULTI: those on, those configured
+    modes: tuple[int, int] = (0, 0)  # flags of IFF_PROMISC, IFF_ALLMULTI: switched on, configured
     infiniband: bool = False
     pkey: int | None = None  # the kernel's value for an InfiniBand interface
     rdma: tuple[MovedRdmaDevice, ...] = ()
 
     @property
     def segment(self) -> str:
-        """The link of the device: its PF's, with the VLAN or the P_Key."""
+        """A name of the link that the device is on: the PF, with the VLAN or the P_Key."""
         pf = self.pf or self.above or self.device
         if self.pkey is not None:
             return f"{pf} {self.pkey | 0x8000:#06x}"  # full and limited members of one partition
@@ -74,14 +74,14 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
 
 
 def _origin(plan: DevicePlan) -> Origin | None:
-    """The interface's state for the DEL. An alias of ours is left from a lost attachment."""
+    """The interface's state for the DEL. An alias with our prefix is that of a lost attachment."""
     if plan.link is None:
         return None
     origin = origin_of(plan.link)
     if origin.alias.startswith(ALIAS_PREFIX):
         origin = msgspec.structs.replace(origin, alias="")
     if plan.vf is not None and not plan.infiniband and plan.vf.mac != vf_settings.NO_MAC:
-        # The address that the PF has set becomes the VF's when its driver is reset, and a VF that
-        # is not trusted can have no other.
+        # A reset of the VF's driver gives the VF the address that the PF has set, and a VF that is
+        # not trusted can have no other address.
         origin = msgspec.structs.replace(origin, mac=plan.vf.mac)
     return origin

@@ -1,8 +1,8 @@
-"""The GUIDs of an InfiniBand VF. Its driver reads them when it binds, so new ones need a rebind.
+"""Gives an InfiniBand VF new GUIDs by a rebind, because the VF's driver reads GUIDs at a bind.
 
 A rebind creates a new interface and a new RDMA device, with another index and possibly another
-uverbs number. Another number is an error, because the container has had the old device's node since
-the kubelet admitted the pod.
+uverbs number. Another uverbs number is an error, because the container has the old number's device
+node since the kubelet admitted the pod.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ APPEARANCE = 5.0  # seconds for the interface that a driver creates
 
 
 def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
-    """Whether the interface's GUID differs from its setting at the PF."""
+    """Whether the interface's GUID differs from the GUID that the PF has for the VF."""
     wanted = record.applied.port_guid if record.applied is not None else None
     return link is not None and record.infiniband and wanted not in (None, guid_of(link))
 
@@ -34,7 +34,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind a VF's driver, which then reads its GUID. Raises CNIError 100 if uverbs change."""
+    """Rebind a VF's driver, which reads the new GUID. Raises CNIError 100 for a new uverbs."""
     link = plan.link
     if link is None:
         return plan, record
@@ -43,14 +43,14 @@ def rebind(
     link = await_link(host, plan.function.address, link, same_index=True)
     function = pci.find(paths, plan.function.address)
     if function is None:
-        raise HostError(f"device {plan.function.address} has gone while its driver was bound")
+        raise HostError(f"device {plan.function.address} has gone while its driver was being bound")
     after = [pci.uverbs_of(paths, name) for name in function.rdma]
     if before != after:
         raise CNIError(
             Code.KERNEL,
-            f"rebinding the driver of {function.address} for its GUID changed {_listed(before)}, "
-            f"which the pod has, to {_listed(after)}: set the GUID on the host before the device "
-            "plugin offers the VF",
+            f"the driver of {function.address} was bound again for a new GUID, and the pod's "
+            f"{_listed(before)} became {_listed(after)}: set the GUID on the host before the "
+            "device plugin offers the VF",
         )
     devices = _devices_of(function.rdma) if record.rdma else ()
     moved = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)
@@ -61,17 +61,17 @@ def rebind(
 
 
 def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
-    """Log that the interface is in another partition, which the subnet manager may change."""
+    """Write a note if the interface is in another partition than `pkey`."""
     own = plan.link.pkey if plan.link is not None else None
     if pkey is not None and own is not None and (pkey ^ own) & 0x7FFF:
         note(
-            f'device {plan.function.address} has P_Key {own:#06x}, not the {pkey:#06x} of "pkey": '
-            "only the subnet manager sets the partitions of a VF"
+            f'device {plan.function.address} has P_Key {own:#06x}, but "pkey" is {pkey:#06x}: '
+            "have the subnet manager put the VF into that partition"
         )
 
 
 def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
-    """Rebind the VF's driver on the host, so that its interface has the PF's old GUID again."""
+    """Rebind the VF's driver on the host, so that the interface gets the VF's old GUID again."""
     if record.before is None or record.applied is None or record.origin is None:
         return
     if record.before.port_guid == record.applied.port_guid or not record.infiniband:
@@ -84,12 +84,15 @@ def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> 
     await_link(host, record.device, link, same_index=True)
     after = [pci.uverbs_of(paths, name) for name in pci.rdma_of(paths, record.device)]
     if before != after:
-        note(f"uverbs of {record.device}: {_listed(before)} became {_listed(after)}")
+        note(f"uverbs devices of {record.device}: {_listed(before)} became {_listed(after)}")
     netdev_move.restore(host, None, record.origin.name, record.origin, mark)
 
 
 def await_link(host: Rtnetlink, address: str, old: Link, *, same_index: bool = False) -> Link:
-    """Wait for the host's interface of a device that replaces `old`. Raises HostError."""
+    """Wait for the interface on the host that replaces the device's interface `old`.
+
+    Raises HostError.
+    """
 
     def appeared() -> Link | None:
         for link in links.every(host):
@@ -100,7 +103,7 @@ def await_link(host: Rtnetlink, address: str, old: Link, *, same_index: bool = F
 
     link = wait_until(appeared, APPEARANCE, longest_pause=0.02)
     if link is None:
-        raise HostError(f'"{old.name}" of device {address} did not come back to the host')
+        raise HostError(f'interface "{old.name}" of device {address} did not return to the host')
     return link
 
 

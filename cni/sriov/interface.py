@@ -1,8 +1,8 @@
-"""Puts a device into the pod, in the order that the kernel needs, and compares it there.
+"""Moves a device into the pod, in the order that the kernel needs, and compares the device there.
 
-InfiniBand's RDMA device moves first, because the kernel then deletes its IPoIB interface and
-creates a new one on the host. RoCE's RDMA device moves last, after the interface that its GIDs come
-from.
+An InfiniBand RDMA device moves first, because the kernel then deletes the device's IPoIB interface
+and creates a new interface on the host. A RoCE RDMA device moves last, after the interface that its
+GIDs come from.
 """
 
 from functools import partial
@@ -37,12 +37,12 @@ MAC_TIME = 2.0  # seconds until a new address shows, as in sriov-cni (20 attempt
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """The properties of the device in the pod, for the result."""
+    """The properties of a device in the pod, for the result."""
 
     mac: str  # "" if unknown
     mtu: int  # bytes, 0 if unknown
     bdf: str  # "" for an auxiliary device
-    answer: Result  # with its addresses
+    answer: Result  # of the IPAM plugin, with the interface's addresses
 
 
 def place(
@@ -58,7 +58,7 @@ def place(
     *,
     accept_ra: bool = False,
 ) -> Placed:
-    """Move a device into the pod and configure it there. The caller undoes this after a failure."""
+    """Move a device into the pod and configure it there. After a failure the caller undoes all."""
     bdf = plan.function.address if ":" in plan.function.address else ""
     unprobed = ipam is not None and bool(ipam.unprobed)
     if plan.link is None:
@@ -96,7 +96,7 @@ def place(
 def give_addresses(
     pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result, *, accept_ra: bool
 ) -> None:
-    """Add addresses and routes from an IPAM plugin that needs the interface first (dhcp)."""
+    """Add addresses and routes of an IPAM plugin that needs the interface in the pod (dhcp)."""
     cidrs = [ip.address for ip in answer.ips]
     link = links.require(pod, name)
     ready = interface_addresses.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
@@ -106,7 +106,7 @@ def give_addresses(
 
 
 def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:
-    """Address and MTU of a VF with a userspace driver, reported by its PF."""
+    """The address and the MTU that the PF reports for a VF with a userspace driver."""
     if not record.pf or record.applied is None:
         return "", 0
     with vf_settings.pf_of(paths, host, record.pf) as pf:
@@ -116,7 +116,10 @@ def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> t
 
 
 def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link:
-    """Set the configured address and wait: a VF's driver passes it to the PF, which may fail."""
+    """Set the configured address, and wait until the interface shows it.
+
+    A VF's driver passes the address to the PF, which may refuse it.
+    """
     if record.mac in ("", moved.mac):
         return moved
     netdev_move.set_address(pod, moved, record.mac)
@@ -126,17 +129,20 @@ def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link
         nonlocal now
         link = links.by_index(pod, moved.index)
         if link is None:
-            raise LinkMissing(f'"{moved.name}" has gone from the pod while it was configured')
+            raise LinkMissing(f'"{moved.name}" has gone from the pod during its configuration')
         now = link
         return now.mac == record.mac
 
     if not wait_until(has_address, MAC_TIME, longest_pause=0.02):
-        raise HostError(f'"{moved.name}" still has address {now.mac} after {record.mac} was set')
+        raise HostError(
+            f'"{moved.name}" still has address {now.mac}, although {record.mac} was set: check '
+            "whether the PF allows the VF to change its address"
+        )
     return now
 
 
 def check(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
-    """Raise CNIError 102 for the first difference, 7 if prevResult is missing."""
+    """Raise CNIError 102 for the first difference of a CHECK, 7 if prevResult is missing."""
     expected = results.expected(request)
     record = results.recorded(journal, attachment, DeviceRecord)
     function = pci.find(paths, record.device)
@@ -166,7 +172,7 @@ def _compare_settings(paths: Paths, host: Rtnetlink, record: DeviceRecord) -> No
     with vf_settings.vf_of(paths, host, record.pf, record.applied.index) as (pf, found):
         pass
     if record.before is not None and record.applied.mac == record.before.mac:
-        # The ADD set no address: a VF may change its own, and its PF then shows that.
+        # The ADD set no address. A VF may change its own address, which its PF then shows.
         found = msgspec.structs.replace(found, mac=record.applied.mac)
     different = vf_settings.differences(found, record.applied)
     compare(f'VF {record.applied.index} of "{pf.name}"', different)

@@ -1,6 +1,6 @@
-"""Checks the values of a network configuration of type `sriov`, one by one.
+"""Checks each value of a network configuration of type `sriov`.
 
-`None` and "" mean that a key is not set. They become `None`, "" or (). Every function raises
+`None` and "" mean that a key is not set, and become `None`, "" or (). Every function raises
 CNIError 7 (4 for CNI_ARGS), which names the key and the remedy.
 """
 
@@ -20,18 +20,18 @@ CNI_ARGS_MAC = "CNI_ARGS MAC"  # the key of a MAC in CNI_ARGS, as errors name it
 
 TAG = ("vlan", "vlanQoS", "vlanProto")
 ETHERNET = (*TAG, "mac", "spoofchk", "trust", "min_tx_rate", "max_tx_rate")
-"""A PF's settings for its VF that InfiniBand does not have."""
+"""Options for settings that an Ethernet PF has for its VF, and an InfiniBand PF does not have."""
 
 
 class WrittenValue(NamedTuple):
-    """A value, and its key in error texts; ("", "") if no key has a value."""
+    """A value, and the name of its key in error texts; ("", "") if no key has a value."""
 
     key: str
     value: str
 
 
 def masters(written: str | list[str] | None) -> tuple[str, ...]:
-    """The interface names in `master`, a name or a list of names, without repetition."""
+    """The interface names in `master`, which is a name or a list, without repeated names."""
     names = (written,) if isinstance(written, str) else tuple(dict.fromkeys(written or ()))
     if names in ((), ("",)):
         return ()
@@ -41,20 +41,20 @@ def masters(written: str | list[str] | None) -> tuple[str, ...]:
 
 
 def vlan(number: int | None, qos: int | None, proto: str | None) -> dict[str, Any]:
-    """`vlan`, `vlanQoS` and `vlanProto` by key, or {}; the last two need the first."""
+    """`vlan`, `vlanQoS` and `vlanProto` by key, or {}. The last two keys need "vlan"."""
     if number is None:
         for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
             if value not in (None, ""):
-                raise invalid_config(f'"{key}" needs "vlan": set that as well, or remove "{key}"')
+                raise invalid_config(f'"{key}" needs "vlan": set "vlan" as well, or remove "{key}"')
         return {}
     if not 0 <= number <= HIGHEST_VLAN:
         raise invalid_config(
-            f'"vlan": {number} is out of range: 1 to {HIGHEST_VLAN}, 0 for no tag; without the '
-            "key the VLAN does not change"
+            f'"vlan": {number} is out of range: use 1 to {HIGHEST_VLAN}, or 0 for no tag, or '
+            "remove the key to leave the VLAN unchanged"
         )
     qos = qos or 0
     if not 0 <= qos <= HIGHEST_QOS:
-        raise invalid_config(f'"vlanQoS": {qos} is out of range: 0 to {HIGHEST_QOS}')
+        raise invalid_config(f'"vlanQoS": {qos} is out of range: use 0 to {HIGHEST_QOS}')
     proto = proto.lower() if proto else VLAN_PROTOCOLS[0]
     if proto not in VLAN_PROTOCOLS:
         raise invalid_config(f'"vlanProto": "{proto}" is not {_either(VLAN_PROTOCOLS)}')
@@ -79,8 +79,8 @@ def mac(written: WrittenValue) -> str:
     if address.words[0] & 1 or not int(address):
         raise wrong(
             written.key,
-            f"{address} is not a unicast address: give one with an even first byte that is not "
-            'all zeros, such as "02:00:00:00:00:01"',
+            f"{address} is not a unicast address: give an address with an even first byte, and "
+            'not all zeros, such as "02:00:00:00:00:01"',
         )
     return str(address)
 
@@ -97,13 +97,15 @@ def guid(written: WrittenValue) -> str:
             f'"{written.value}" is not a GUID: give 8 bytes such as "02:00:00:00:00:00:00:01"',
         ) from None
     if int(found) in (0, (1 << 64) - 1):
-        raise wrong(written.key, f"{found} stands for no GUID: give another one, or remove the key")
+        raise wrong(
+            written.key, f"{found} stands for no GUID: give another GUID, or remove the key"
+        )
     return str(found)
 
 
 def switch(key: str, written: bool | str | None) -> bool | None:
     """The value of a key that is "on", "off" or a boolean."""
-    if written is None or written == "":  # "" leaves it unchanged, as in sriov-cni
+    if written is None or written == "":  # "" leaves the setting unchanged, as in sriov-cni
         return None
     if isinstance(written, bool):
         return written
@@ -113,24 +115,25 @@ def switch(key: str, written: bool | str | None) -> bool | None:
 
 
 def link_state(written: str | None) -> str:
-    """The VF's link state: as the PF's ("auto"), up ("enable") or down ("disable")."""
+    """The VF's link state: like the PF's ("auto"), up ("enable") or down ("disable")."""
     if written and written not in LINK_STATES:
         raise invalid_config(f'"link_state": "{written}" is not {_either(LINK_STATES)}')
     return written or ""
 
 
 def rates(lowest: int | None, highest: int | None) -> dict[str, int]:
-    """The rates in Mbit/s by key, or {}. If only one is written, the other becomes 0 (no limit)."""
+    """The rates in Mbit/s by key, or {}. If one rate is set, a missing one is 0 (no limit)."""
     both = {"min_tx_rate": lowest, "max_tx_rate": highest}
     for key, rate in both.items():
         if rate is not None and not 0 <= rate <= HIGHEST_RATE:
             raise invalid_config(
-                f'"{key}": {rate} is out of range: Mbit/s from 1 to {HIGHEST_RATE}, 0 for no limit'
+                f'"{key}": {rate} is out of range: use 1 to {HIGHEST_RATE} Mbit/s, or 0 for no '
+                "limit"
             )
     if highest and (lowest or 0) > highest:
         raise invalid_config(
-            f'"min_tx_rate" ({lowest}) must not exceed "max_tx_rate" ({highest}), unless that is '
-            "0 for no limit"
+            f'"min_tx_rate" ({lowest}) exceeds "max_tx_rate" ({highest}): lower "min_tx_rate", or '
+            'set "max_tx_rate" to 0 for no limit'
         )
     written = {key: rate for key, rate in both.items() if rate is not None}
     return written | {key: 0 for key in both if written and key not in written}
@@ -138,18 +141,18 @@ def rates(lowest: int | None, highest: int | None) -> dict[str, int]:
 
 def mtu(written: int | None) -> int | None:
     """The MTU in bytes."""
-    if not written:  # 0 leaves it unchanged, as in ipoib
+    if not written:  # 0 leaves the MTU unchanged, as in ipoib
         return None
     if not SMALLEST_MTU <= written <= LARGEST_MTU:
         raise invalid_config(
-            f'"mtu": {written} is out of range: {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
+            f'"mtu": {written} is out of range: use {SMALLEST_MTU} to {LARGEST_MTU}, and at most '
             "the PF's maximum"
         )
     return written
 
 
 def wrong(key: str, text: str) -> CNIError:
-    """The error for a key's value; `key` is that of a WrittenValue."""
+    """The error for a key's value. `key` is the key of a WrittenValue."""
     code = Code.INVALID_ENVIRONMENT if key == CNI_ARGS_MAC else Code.INVALID_CONFIG
     return CNIError(code, f"{key}: {text}")
 

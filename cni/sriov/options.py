@@ -21,9 +21,9 @@ from cni.sriov import option_values
 from cni.sriov.option_values import CNI_ARGS_MAC, TAG, WrittenValue, wrong
 from host.sysfs import pci
 
-# ib-kubernetes sets this in a pod's args.cni once the subnet manager has the pod's GUID.
+# ib-kubernetes sets this key in a pod's args.cni once the subnet manager has the pod's GUID.
 IB_KUBERNETES_KEY, IB_KUBERNETES_DONE = "mellanox.infiniband.app", "configured"
-# A PF may have the other settings for a VF without an interface, whose link layer is not known.
+# The other Ethernet settings may be set for a VF without an interface: its link layer is unknown.
 _NEVER_INFINIBAND = (*TAG, "mac", "spoofchk")
 
 
@@ -74,7 +74,7 @@ class _SriovConfig(msgspec.Struct, frozen=True, kw_only=True):
     args: _SriovArguments | None = None
 
 
-# logLevel and logFile are sriov-cni's and have no effect here: the agent has its own log level.
+# logLevel and logFile are keys of sriov-cni without effect here: the agent has its own log level.
 # Runtimes write "args" and "runtimeConfig", so other keys that look like them, such as a vendor's
 # "tags", are not misspellings.
 KNOWN = frozenset(
@@ -89,31 +89,31 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `vf` has the PF's settings for its VF, by key: "mac", "vlan", "vlanQoS", "vlanProto",
     "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "guid". A missing key leaves
-    the setting unchanged. The keys of a VLAN are all present or all missing. The same holds for the
-    keys of the rates.
+    the setting unchanged. The three keys of a VLAN are all present or all missing, and so are the
+    two keys of the rates.
     """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
-    device_key: str  # the key that names the device: "deviceID"; "" if none does
-    device_id: DeviceId  # the kubelet's id if it is not an address: "0" of a pool of mode "all"
+    device_key: str  # the key that names the device, such as "deviceID"; "" without such a key
+    device_id: DeviceId  # the kubelet's id if no address: "0" of a pool with mode "all"
     masters: tuple[str, ...]  # PF netdevs whose free VFs may be used; () if a device is named
     pf_only: bool  # attach the PF itself
     match_device: bool  # the device must be one of the pod's, if the pod has any HCA
     vf: Mapping[str, Any]
-    pkey: PKey | None  # must be in the port's table, which only the subnet manager fills
+    pkey: PKey | None  # the port's table must have it; only the subnet manager fills the table
     rdma_isolation: bool
     vfio_pci_mode: bool | None  # `None` accepts either driver
     mtu: int | None
     allmulti: bool | None
     promisc: bool | None
-    accept_ra: bool  # also with IPv6 addresses from the IPAM plugin
+    accept_ra: bool  # accept router advertisements even with IPv6 addresses from the IPAM plugin
     ipam_type: str  # "" for an interface without addresses
     dns: DNS
     pod: Pod
 
 
 def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
-    """Write known keys in our case. sriov-cni accepts any case, because Go's decoder does."""
+    """Spell known keys as we do. sriov-cni accepts any case, because Go's decoder does."""
     folded = {
         _IN_OUR_CASE.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN
     }
@@ -121,7 +121,7 @@ def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
-    """The options of a request. Raises CNIError 4 and 7, with key and remedy."""
+    """The options of a request. Raises CNIError 4 or 7, which names the key and the remedy."""
     written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
     masters = option_values.masters(written.master)
@@ -158,17 +158,14 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
 
 
 def _written(network: NetworkConfig) -> tuple[_SriovConfig, Mapping[str, DeviceId]]:
-    """The keys, and the device id at each path that has one."""
+    """The values by key, and the device ids by path."""
     network = msgspec.structs.replace(network, keys=in_our_case(network.keys))
     config.refuse_misspelt(network.keys, KNOWN)
     return config.convert(network.keys, _SriovConfig), network.device_ids()
 
 
 def device_of(request: Request) -> Bdf:
-    """The device of the configuration, or "".
-
-    A DEL uses this, because it must accept any configuration.
-    """
+    """The device of any configuration, even of an invalid one, for a DEL; "" if there is none."""
     try:
         return _device(request.config.device_ids())[0]
     except CNIError:
@@ -176,10 +173,7 @@ def device_of(request: Request) -> Bdf:
 
 
 def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
-    """A pair: the device's address, and the device id if it is not an address.
-
-    One of them is "".
-    """
+    """The device's address and "", or "" and the device id if the id is not an address."""
     if by_key and len(set(by_key.values())) == 1:
         device_id = next(iter(by_key.values()))
         address = _address(device_id)
@@ -191,20 +185,20 @@ def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
             raise no_such_device(text, key)
         if first and address != first:
             raise invalid_config(
-                f'"{first_key}" is {first}, but "{key}" is {address}: they must name the same '
-                "device, or leave one out"
+                f'"{first_key}" is {first}, but "{key}" is {address}: let both name the same '
+                "device, or remove one key"
             )
         first, first_key = first or address, first_key or key
     return first, DeviceId("")
 
 
 def _address(device_id: str) -> Bdf | None:
-    """The device of an id, which may be a slot of a shared pool: "0000:af:06.0-3"."""
+    """The device of an id. The id may be a slot of a shared pool: "0000:af:06.0-3"."""
     return pci.canonical(device_id) or pci.canonical(device_id.rpartition("-")[0])
 
 
 def no_such_device(device_id: str, key: str = "deviceID") -> CNIError:
-    """The error for a device id that is not an address and not one of the pod's."""
+    """The error for a device id that is neither an address nor the id of a device of the pod."""
     return invalid_config(
         f'"{key}": "{device_id}" is not a device: give a PCI address such as "0000:af:06.0", '
         'or the name of an auxiliary device such as "mlx5_core.sf.6"'
@@ -217,15 +211,15 @@ def no_device(addition: str = "") -> CNIError:
         '"deviceID" is missing: Multus passes it only if the NetworkAttachmentDefinition has '
         'the annotation "k8s.v1.cni.cncf.io/resourceName" and the pod requests that resource. '
         'Without a device plugin, set "master" to the PF\'s interface (such as "enp175s0f1"), '
-        f"or to a list of them, and a free VF is used{addition}"
+        f"or to a list of interfaces, to use a free VF{addition}"
     )
 
 
 def _mac(written: _SriovConfig, request: Request) -> WrittenValue:
-    """The MAC: runtimeConfig has priority, then CNI_ARGS, then the configuration."""
+    """The MAC of the first place that has one: runtimeConfig, CNI_ARGS, args.cni, configuration."""
     mac, upper = written.mac, written.upper_mac  # sriov-cni ignores the key's case
     if mac and upper and mac.lower() != upper.lower():
-        raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: leave one out')
+        raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: remove one of the two keys')
     return _first(
         WrittenValue(
             '"runtimeConfig.mac"', (written.runtimeConfig or _SriovRuntimeConfig()).mac or ""
@@ -260,7 +254,7 @@ def _cni_arguments(written: _SriovConfig) -> dict[str, Any]:
 
 
 def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[str, Any]:
-    """As `SriovOptions.vf`."""
+    """The value of `SriovOptions.vf`."""
     found = {
         "mac": option_values.mac(mac),
         **option_values.vlan(written.vlan, written.vlanQoS, written.vlanProto),
@@ -274,11 +268,14 @@ def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[st
 
 
 def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
-    """Raise CNIError for options that exclude each other; `vf` has the VF's options by key."""
+    """Raise CNIError for options that exclude each other.
+
+    `vf` has the name of each option for the VF in error texts, by key.
+    """
     named = [name for name in vf.values() if name]
     if written.pfOnly and named:
         raise wrong(
-            named[0], 'this is an option of VFs, but "pfOnly" asks for the PF: remove one of them'
+            named[0], 'this is an option for VFs, but "pfOnly" asks for the PF: remove one of them'
         )
     ethernet = [name for key, name in vf.items() if key in _NEVER_INFINIBAND and name]
     infiniband = vf["guid"] or ('"pkey"' if written.pkey not in (None, "") else "")
@@ -290,8 +287,8 @@ def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
         )
     if infiniband and written.ipam is not None and written.ipam.type == "dhcp":
         raise invalid_config(
-            f'"ipam.type": dhcp cannot serve InfiniBand, which {infiniband} asks for (a client '
-            "needs an identifier, RFC 4390, which the dhcp plugin does not send): use "
+            f'"ipam.type": the dhcp plugin cannot serve InfiniBand, which {infiniband} asks for, '
+            "because it does not send the client identifier of RFC 4390: use "
             '"podfabric-ipam", "host-local" or "static"'
         )
     for key in ("mtu", "allmulti", "promisc", "accept_ra"):
@@ -309,10 +306,10 @@ def _check_ib_kubernetes(written: _SriovConfig, guid: WrittenValue) -> None:
         raise invalid_config(
             f'"ibKubernetesEnabled": "args.cni" has no "{IB_KUBERNETES_KEY}": '
             f'"{IB_KUBERNETES_DONE}", which ib-kubernetes sets once the subnet manager has the '
-            "pod's GUID: check that it runs, and read its log"
+            "pod's GUID: check that ib-kubernetes runs, and read its log"
         )
     if not guid.value and not written.pfOnly:
         raise invalid_config(
             '"ibKubernetesEnabled": ib-kubernetes gave no GUID, neither in '
-            '"runtimeConfig.infinibandGUID" nor in "args.cni.guid": read its log'
+            '"runtimeConfig.infinibandGUID" nor in "args.cni.guid": read the log of ib-kubernetes'
         )

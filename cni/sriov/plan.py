@@ -1,4 +1,4 @@
-"""Examines a device before an ADD, and refuses one that cannot satisfy the options."""
+"""Examines a device before an ADD, and refuses a device that cannot satisfy the options."""
 
 from collections.abc import Sequence
 
@@ -20,18 +20,18 @@ from host.sysfs.pci import Function
 
 NO_GUIDS = ("00:00:00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff:ff:ff")
 _ASK_THE_KUBELET = (
-    'is it the device that the kubelet gave to the pod ("deviceID" comes from the device plugin), '
-    "and were the VFs created after the last boot?"
+    'check that "deviceID" comes from the device plugin, and that the VFs were created after the '
+    "last boot"
 )
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A device before an ADD that can satisfy the options."""
+    """The state before the ADD of a device that can satisfy the options."""
 
     function: Function
-    link: Link | None  # its interface on the host; `None` with a userspace driver
-    vf: VF | None  # its settings at the PF; `None` unless it is a VF
-    rdma: tuple[NetlinkRdmaDevice, ...] = ()  # to be moved with it
+    link: Link | None  # the device's interface on the host; `None` with a userspace driver
+    vf: VF | None  # the PF's settings for the device; `None` unless the device is a VF
+    rdma: tuple[NetlinkRdmaDevice, ...] = ()  # RDMA devices to move with the interface
 
     @property
     def infiniband(self) -> bool:
@@ -40,7 +40,7 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceUnfit(CNIError):
-    """A device cannot serve the attachment; another one might."""
+    """A device cannot serve the attachment. Another device may."""
 
     def __init__(self, message: str, code: int = Code.INVALID_CONFIG) -> None:
         super().__init__(code, message)
@@ -62,10 +62,10 @@ def plan_of(host: Rtnetlink, paths: Paths, address: str, options: SriovOptions) 
 
 
 def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
-    """The interface of a device on the host. Raises DeviceUnfit if it has none."""
+    """The interface of a device on the host. Raises DeviceUnfit if there is none."""
     names: Sequence[str] = function.netdevs
     if not function.is_vf and ":" in function.address:
-        # In switchdev mode its netdevs include the representors of its VFs and SFs.
+        # In switchdev mode a PF's netdevs include the representors of its VFs and SFs.
         names = [name] if (name := pci.pf_netdev(paths, function.address)) else []
     for name in names:
         link = links.find(host, name)
@@ -73,27 +73,29 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
             return link
     if not function.driver:
         raise DeviceUnfit(
-            f"device {function.address} has no driver: bind it to its own, or to vfio-pci for DPDK"
+            f"device {function.address} has no driver: bind its network driver, or vfio-pci for "
+            "DPDK"
         )
     raise DeviceUnfit(
         f"device {function.address} (driver {function.driver}) has no interface on the host: "
-        "it is in another network namespace, or its driver creates none",
+        "the interface is in another network namespace, or the driver creates none; try again",
         Code.TRY_AGAIN,
     )
 
 
 def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
-    """Refuse an interface that the host uses: a DEL could not restore its addresses and routes."""
+    """Refuse an interface that the host uses, because a DEL could not restore its addresses and
+    routes."""
     if master := attribute_files.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '
-            "take it out of that first"
+            f"run `ip link set {link.name} nomaster`, or choose another device"
         )
     if used := interface_addresses.of_users(host, link):
         raise DeviceUnfit(
-            f'"{link.name}" of device {link.device} is used by the host, which has {used[0]} on '
-            "it: choose another device, or take this one from the host: have its network manager "
-            f"ignore it, then `ip address flush dev {link.name}; ip route flush dev {link.name}`"
+            f'the host uses "{link.name}" of device {link.device}, which has {used[0]}: choose '
+            "another device, or let the host's network manager ignore this interface and run "
+            f"`ip address flush dev {link.name}; ip route flush dev {link.name}`"
         )
 
 
@@ -106,11 +108,11 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
     address = function.address
     if options.pf_only:
         if function.is_vf:
-            raise DeviceUnfit(f'"pfOnly": {address} is a VF of {function.pf}: leave "pfOnly" out')
+            raise DeviceUnfit(f'"pfOnly": {address} is a VF of {function.pf}: remove "pfOnly"')
         if pci.vf_count(paths, address)[0]:
             raise DeviceUnfit(
-                f'"pfOnly": the PF {address} has VFs, whose settings need it on the host: '
-                "set its sriov_numvfs to 0 first"
+                f'"pfOnly": the PF {address} has VFs, whose settings need the PF on the host: '
+                "write 0 to its sriov_numvfs first"
             )
     elif not function.is_vf and ":" in address:
         raise DeviceUnfit(
@@ -119,19 +121,19 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
     if options.vfio_pci_mode is True and not function.userspace:
         raise DeviceUnfit(
             f'"vfioPciMode" is true, but device {address} has driver '
-            f'"{function.driver}": bind it to vfio-pci first'
+            f'"{function.driver}": bind vfio-pci first'
         )
     if not function.is_vf:
         for name in (key for key in options.vf if key != "mac"):
             raise DeviceUnfit(
-                f'"{name}": device {address} is not a VF, and this is an option of VFs: remove it'
+                f'"{name}" is an option for VFs, but device {address} is not a VF: remove the key'
             )
     if function.userspace:
         for name in ("mtu", "allmulti", "promisc"):
             if getattr(options, name) is not None:
                 raise DeviceUnfit(
-                    f'"{name}": device {address} has driver {function.driver} and so no '
-                    "interface: remove it"
+                    f'"{name}" is an option for interfaces, but device {address} with driver '
+                    f"{function.driver} has none: remove the key"
                 )
 
 
@@ -144,8 +146,8 @@ def _vf(host: Rtnetlink, paths: Paths, function: Function, link: Link | None) ->
         pass
     if link is None or link.link_type != ARPHRD_INFINIBAND:
         return vf
-    # Linux before 5.5 reports no GUIDs, and mlx5's PF only those set since it was bound. Then
-    # these are the GUIDs that the VF's driver has read.
+    # Linux before 5.5 reports no GUIDs, and mlx5's PF reports only GUIDs that were set since the PF
+    # was bound. Then the VF's GUIDs are those that its driver has read.
     port = vf.port_guid or _valid(guid_of(link))
     nodes = [infiniband.node_guid(paths, name) for name in function.rdma]
     node = vf.node_guid or next(filter(_valid, nodes), port)
@@ -164,24 +166,29 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
         for name in (key for key in options.vf if key in ETHERNET):
             instead = {"vlan": ' and use "pkey"', "mac": ' and use "guid"'}
             raise DeviceUnfit(
-                f'"{name}" is an option of Ethernet, and the link layer of device {address} is '
+                f'"{name}" is an option for Ethernet, but the link layer of device {address} is '
                 f"InfiniBand: remove the option{instead.get(name, '')}"
             )
         if options.ipam_type == "dhcp":
-            raise DeviceUnfit('"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-ipam"')
+            raise DeviceUnfit(
+                '"ipam.type": the dhcp plugin cannot serve InfiniBand: use "podfabric-ipam"'
+            )
         guid = (plan.vf.port_guid if plan.vf is not None else None) or guid_of(link)
         if plan.function.is_vf and "guid" not in options.vf and guid in NO_GUIDS:
             raise DeviceUnfit(
-                f'VF {address} has no valid GUID ({guid}): set "guid", have ib-kubernetes '
-                "give one, or set one on the host: ip link set PF vf N node_guid …, and port_guid …"
+                f'VF {address} has no valid GUID ({guid}): set "guid", or use ib-kubernetes, or '
+                "set GUIDs on the host: `ip link set PF vf N node_guid …`, and the same port_guid"
             )
         return
     if link.link_type != ARPHRD_ETHER:
-        raise DeviceUnfit(f'"{link.name}" of device {address} has link type {link.link_type_name}')
+        raise DeviceUnfit(
+            f'"{link.name}" of device {address} has link type {link.link_type_name}: choose an '
+            "Ethernet or InfiniBand device"
+        )
     for name, is_set in (("guid", "guid" in options.vf), ("pkey", options.pkey is not None)):
         if is_set:
             raise DeviceUnfit(
-                f'"{name}" is an option of InfiniBand, and the link layer of device {address} is '
+                f'"{name}" is an option for InfiniBand, but the link layer of device {address} is '
                 "Ethernet: remove the option"
             )
 
@@ -191,8 +198,8 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
     for name in names:
         if pci.is_software(paths, name):
             raise DeviceUnfit(
-                f"device {address} has the software RDMA device {name} on its interface, which the "
-                f"kernel destroys when the interface moves: delete it (rdma link delete {name})"
+                f"the interface of device {address} has the software RDMA device {name}, which the "
+                f"kernel destroys when the interface moves: run `rdma link delete {name}` first"
             )
     if not options.rdma_isolation:
         return plan
@@ -201,19 +208,20 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
     if not names and away:
         raise DeviceUnfit(
             f'"rdmaIsolation": RDMA device {away[0]} of {address} is in another network '
-            "namespace: it may be returning from a pod",
+            "namespace, perhaps on its way back from a pod: try again",
             Code.TRY_AGAIN,
         )
     if not names:
         raise DeviceUnfit(
             f'"rdmaIsolation": device {address} has no RDMA device: load the driver\'s RDMA '
-            "module, or leave the option out"
+            "module, or remove the option"
         )
     with rdma.rdma() as socket:
         visible = {device.name: device for device in rdma.devices(socket)}
     for name in names:
         if name not in visible:
-            raise DeviceUnfit(f"RDMA device {name} of {address} has gone", Code.TRY_AGAIN)
+            text = f"RDMA device {name} of {address} has gone from the host: try again"
+            raise DeviceUnfit(text, Code.TRY_AGAIN)
     return msgspec.structs.replace(plan, rdma=tuple(visible[name] for name in names))
 
 
@@ -228,5 +236,5 @@ def require_isolation() -> None:
         raise DeviceUnfit(
             f'"rdmaIsolation": RDMA devices of this node are in {mode} mode: run `rdma system set '
             "netns exclusive` before any pod runs, or set `options ib_core netns_mode=0` in "
-            "/etc/modprobe.d and reboot; or leave the option out"
+            "/etc/modprobe.d and reboot, or remove the option"
         )

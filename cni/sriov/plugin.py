@@ -1,7 +1,8 @@
 """The plugin `sriov`: the steps of each verb, in order.
 
-If a step of an ADD fails, or on SIGTERM, the steps before it are undone in reverse. If the process
-is killed, the next DEL, GC, sweep, or ADD for the same device undoes them from the journal.
+If a step of an ADD fails, or on SIGTERM, the earlier steps are undone in reverse order. If the
+process is killed, the next DEL, GC, sweep, or ADD for the same device undoes the steps with the
+journal.
 """
 
 from typing import Any, ClassVar
@@ -61,7 +62,7 @@ class Sriov(InterfacePlugin):
                 undo.register("the addresses", ipam.undo)
                 if not needs_binding:
                     answer = ipam.add(record.segment, allowance)
-            # The path may be gone by then; the descriptor keeps the namespace and the device.
+            # At the undo the path may be gone. The descriptor keeps the namespace and the device.
             inside = msgspec.structs.replace(request, netns_descriptor=namespace.descriptor)
             undo.register("the device", lambda: self.detach(attachment, inside, entry))
             self._apply_settings(host, record)
@@ -70,7 +71,7 @@ class Sriov(InterfacePlugin):
                 entry = entry.with_record(record)
                 self.journal.write(entry)
                 allowance = vf_policy.in_partition(plan, allowance)
-                if ipam is not None:  # only now, because the GUID decides the partition
+                if ipam is not None:  # not earlier, because the GUID decides the partition
                     answer = ipam.add(record.segment, allowance)
             guids.note_other_partition(plan, wanted.pkey)
             placed = place(
@@ -98,7 +99,7 @@ class Sriov(InterfacePlugin):
             sriov_cni.forget(self.paths, attachment, entry.device)
 
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """The entry of a VF that sriov-cni or ib-sriov-cni attached, by their files."""
+        """Write the entry of a VF that sriov-cni or ib-sriov-cni attached, from their files."""
         return sriov_cni.adopt(self.journal, self.paths, attachment, request)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
@@ -107,7 +108,7 @@ class Sriov(InterfacePlugin):
         interface.check(self.journal, self.paths, attachment, request)
 
     def require_ready(self, request: Request) -> None:
-        """Raise CNIError unless a device could be attached now: VFs, RDMA's mode."""
+        """Raise CNIError unless there are VFs, and RDMA devices have the mode that is needed."""
         wanted = options.read(request, needs_device=False)
         self._require_possible(match_device=wanted.match_device, pf_only=wanted.pf_only)
         require_records(self.paths)
@@ -125,7 +126,7 @@ class Sriov(InterfacePlugin):
         )
 
     def _apply_settings(self, host: Rtnetlink, record: DeviceRecord) -> None:
-        """Have the PF apply the configuration's settings for its VF."""
+        """Write the configuration's settings for the VF to the PF."""
         if record.before is None or record.applied in (None, record.before):
             return
         if pci.place_of_vf(self.paths, record.device) != (record.pf, record.before.index):

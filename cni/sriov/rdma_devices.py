@@ -1,12 +1,12 @@
 """Moves RDMA devices of an interface into the pod, and restores them on the host.
 
-The RDMA devices of a function are found by their uverbs devices, which are visible in every
-namespace and under any name. An index identifies a device only until a driver is bound: that
-creates a new device, and another HCA's device may get the index.
+This module finds the RDMA devices of a function by their uverbs devices. These are visible in every
+namespace, even if the RDMA device was renamed. An index identifies a device until a driver is
+bound: the bind creates a new device, and another HCA's device may get the index.
 
-Containers have the numbers of uverbs devices since their pod was admitted. A device that is bound,
-created, or moved to another namespace gets the lowest free number among all RDMA devices of the
-node. Two such calls could swap numbers, so they run one at a time.
+A container gets the numbers of its uverbs devices when the kubelet admits the pod. A device that is
+bound, created, or moved to another namespace gets the lowest free number among all RDMA devices of
+the node. Two calls at once could swap numbers, so only one call at a time binds or moves devices.
 """
 
 import threading
@@ -26,12 +26,12 @@ from host.namespaces import NetworkNamespace
 from host.netlink import rdma
 from host.sysfs import pci
 
-ARRIVAL = 5.0  # seconds; while it moves, a device is in no namespace
+ARRIVAL = 5.0  # seconds; a moving device is in no namespace
 _own = threading.local()  # `held`: this thread has the lock
 
 
 def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
-    """Move the devices from the host into the pod. Raises CNIError 100 for another number."""
+    """Move the devices from the host into the pod. Raises CNIError 100 if a number changes."""
     with numbers_kept(paths, [moved.name for moved in record.rdma]):
         for moved in record.rdma:
             with rdma.rdma() as host:
@@ -49,7 +49,7 @@ def _await(moved: MovedRdmaDevice, namespace: NetworkNamespace) -> None:
 
 
 def require_in(namespace: NetworkNamespace, record: DeviceRecord) -> None:
-    """Raise CNIError 102 for a device that is not in the pod."""
+    """Raise CNIError 102 if one of the record's devices is not in the pod."""
     for name in missing(namespace, record):
         raise differs(f"RDMA device {name} is gone from the pod")
 
@@ -67,8 +67,8 @@ def restore(
 ) -> bool:
     """Move the function's RDMA devices from these namespaces to the host, under their old names.
 
-    Without namespaces this waits until a dying namespace returns them. Returns False if the host
-    does not have all of them after `seconds`.
+    Without namespaces, wait until a dying namespace returns the devices. Returns False if the host
+    does not have all devices after `seconds`.
     """
 
     def is_restored() -> bool:
@@ -80,7 +80,7 @@ def restore(
 
     if wait_until(is_restored, seconds, longest_pause=0.02):
         return True
-    # Without any, its driver or RDMA module was unloaded: a moved one has arrived by now.
+    # A function without RDMA devices has lost its driver or RDMA module: any move has ended by now.
     return not pci.rdma_of(paths, record.device)
 
 
@@ -98,7 +98,7 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
 def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
     """Whether the host has all RDMA devices of the function. If so, restore their names."""
     names = pci.rdma_of(paths, record.device)
-    if record.rdma and not names:  # a device that moves has no uverbs device
+    if record.rdma and not names:  # a moving device has no uverbs device
         return False
     with rdma.rdma() as host:
         on_host = {device.name: device for device in rdma.devices(host)}
@@ -113,7 +113,7 @@ def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
 
 @contextmanager
 def numbering_alone(paths: Paths) -> Iterator[None]:
-    """In the block, no other call makes the kernel number devices. Blocks may be nested."""
+    """Let no other call make the kernel number devices during the block. Blocks may be nested."""
     if getattr(_own, "held", False):
         yield
         return
@@ -127,7 +127,7 @@ def numbering_alone(paths: Paths) -> Iterator[None]:
 
 @contextmanager
 def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
-    """`numbering_alone`, if there are devices. Raises CNIError 100 if a number changes."""
+    """Like `numbering_alone`, for these RDMA devices. Raises CNIError 100 if a number changes."""
     if not names:
         yield
         return
@@ -140,9 +140,9 @@ def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
         if old is not None and new is not None and old != new:
             raise CNIError(
                 Code.KERNEL,
-                f"RDMA device {name} was {old[0]} ({old[1]}:{old[2]}), which the pod has, and is "
-                f"{new[0]} ({new[1]}:{new[2]}) in the pod: the kernel has given it the lowest free "
-                "number: delete the pod, so that it gets a new device",
+                f"the move changed RDMA device {name} from {old[0]} ({old[1]}:{old[2]}), which the "
+                f"container has, to {new[0]} ({new[1]}:{new[2]}), the lowest free number: delete "
+                "the pod, so that its next pod gets a device with the right number",
             )
 
 

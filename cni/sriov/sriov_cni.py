@@ -1,8 +1,9 @@
 """Adopts attachments of sriov-cni and ib-sriov-cni, so that a DEL restores their VFs like ours.
 
-Both keep a file per attachment, `<container>-<interface>`, with the ADD's configuration and the
-VF's earlier state (SaveNetConf in pkg/utils/utils.go of both). sriov-cni also keeps a file per VF
-in use, `pci/<BDF>`, and makes both directories with mode 0600. Only root can write to them.
+Both plugins keep a file for each attachment, `<container>-<interface>`, with the ADD's
+configuration and the VF's earlier state (SaveNetConf in pkg/utils/utils.go of both). sriov-cni also
+keeps a file for each VF in use, `pci/<BDF>`, and makes both directories with mode 0600. Only root
+can write to the directories.
 """
 
 import time
@@ -67,9 +68,9 @@ class FormerState(msgspec.Struct, frozen=True):
 def adopt(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request
 ) -> JournalEntry | None:
-    """Write the entry of such an attachment, unless its VF has another one by now.
+    """Write the entry of such an attachment, unless its VF now has another attachment.
 
-    Raises HostError if its interface is in another living namespace.
+    Raises HostError if the VF's interface is in a living namespace of another pod.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)
@@ -80,7 +81,7 @@ def adopt(
     with journal.device_locked(address):
         taken = any(True for _ in journal.holders(address))
         if taken or _is_outdated(paths, path, address):
-            note(f"{path} is of an earlier use of device {address}: the device is not changed")
+            note(f"{path} is from an earlier use of device {address}, which DEL does not change")
             path.unlink(missing_ok=True)
             return None
         with netlink() as host:
@@ -94,7 +95,7 @@ def forget(paths: Paths, attachment: Attachment, device: str) -> None:
     _make_searchable(paths)
     for path in _paths(paths, attachment):
         path.unlink(missing_ok=True)
-    if device:  # otherwise an earlier DEL released it
+    if device:  # otherwise an earlier DEL released the device
         (paths.cni_state / "sriov/pci" / device).unlink(missing_ok=True)
 
 
@@ -133,7 +134,7 @@ def _decoded(path: Path) -> FormerState | None:
 
 
 def _is_outdated(paths: Paths, path: Path, device: str) -> bool:
-    """Whether an earlier boot wrote the file, or the VF has got another attachment since."""
+    """Whether the file is from an earlier boot, or the VF got another attachment later."""
     written = path.stat().st_mtime
     if written < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
         return True
@@ -168,7 +169,7 @@ def _entry(
 
 
 def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
-    """Raise HostError if a namespace with processes has the VF, other than the pod's and ours."""
+    """Raise HostError if a namespace with processes has the VF and is none of `own`."""
     inodes = [namespace.inode for namespace in own if namespace is not None]
     for namespace in NetworkNamespace.every():
         with namespace:
@@ -176,13 +177,13 @@ def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
                 continue
             if unrecorded.device_in(namespace, address) and unrecorded.is_inhabited(namespace):
                 raise HostError(
-                    f'device {address} is in "{namespace.path}", which has processes: it is '
-                    "restored once they have ended or moved it to the host"
+                    f'device {address} is in the network namespace "{namespace.path}", which has '
+                    "processes: end them, or move the device to the host"
                 )
 
 
 def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerState) -> DeviceRecord:
-    """The record for a restore of every setting that differs from the file."""
+    """A record that makes the DEL restore every setting that differs from the file."""
     infiniband = candidates.is_infiniband(host, paths, function)
     now = None
     if function.index is not None:
@@ -203,8 +204,8 @@ def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerSta
 def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
     """The earlier interface on the host; `None` with a userspace driver.
 
-    Properties that the plugins do not keep become a new device's. The plugins leave the interface
-    down. The host's alternative names cannot be distinguished from the pod's, so all are removed.
+    A property that the plugins' files do not have gets the value of a new device. The plugins leave
+    the interface down. The host's alternative names look like the pod's, so all are removed.
     """
     state = former.state or _VfState()
     name = state.host_if_name or former.host_name
@@ -226,7 +227,7 @@ def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
 
 
 def _before(now: VF, former: FormerState) -> VF:
-    """The VF before the ADD. A setting that the file does not have keeps its value."""
+    """The VF before the ADD. A setting that the file does not have keeps its current value."""
     if guid := former.host_guid.lower():
         guid = vf_settings.NO_GUID if guid in NO_GUIDS else guid
         now = msgspec.structs.replace(now, node_guid=guid, port_guid=guid)
@@ -252,7 +253,7 @@ def _before(now: VF, former: FormerState) -> VF:
 
 
 def _applied(now: VF, former: FormerState) -> VF:
-    """The current VF, with those settings of the ADD that its driver does not report."""
+    """The current VF, with the settings of the ADD that the VF's driver does not report."""
     written = {"spoofchk": former.spoofchk == "on", "trust": former.trust == "on"}
     values = {**written, "link_state": former.link_state}
     hidden = (key for key in values if getattr(former, key) and getattr(now, key) is None)

@@ -1,8 +1,8 @@
-"""The record of a device whose journal file is lost or damaged, made from the device's state.
+"""Makes the record of a device whose journal file is lost or damaged, from the device's state.
 
-The interface's name on the host and the PF's earlier settings are unknown then. The interface gets
-a name from the kernel and the permanent address of the hardware. The PF's settings that the
-request's configuration sets become those of a new VF.
+The interface's old name on the host and the PF's old settings are then unknown. The interface gets
+a name from the kernel, and its hardware's permanent address. Settings of the PF that the request's
+configuration sets get the values of a new VF.
 """
 
 from contextlib import suppress
@@ -31,14 +31,15 @@ from host.sysfs import pci
 from host.sysfs.pci import Function
 
 _NEW_NAME = "eth%d"  # the kernel fills in the first free number
-_UNKNOWN = -1  # index of an RDMA device: it keeps the name that it has
+_UNKNOWN = -1  # index of an RDMA device that keeps its current name
 
 
 def device_of(journal: Journal, attachment: Attachment, request: Request) -> str:
     """The device with the attachment's mark, or else the device that the request names, or "".
 
-    A device without the mark counts only if there is a damaged file of this attachment, or if the
-    runtime has a result of it: then another project's plugin attached it, and has lost its file.
+    A device without the mark counts only if the attachment has a damaged file, or if the runtime
+    passes a result of the attachment. With such a result, another project's plugin attached the
+    device, and lost its own file.
     """
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
@@ -50,14 +51,14 @@ def device_of(journal: Journal, attachment: Attachment, request: Request) -> str
 def record_of(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request, device: str
 ) -> DeviceRecord | None:
-    """The record of that device, whose lock the caller has; `None` if another attachment has it."""
+    """The record of a device whose lock the caller has; `None` if another attachment has it."""
     owners = [entry for entry in journal.holders(device) if isinstance(entry, JournalEntry)]
     if any(owner.attachment != attachment for owner in owners):
         return None
     function = pci.find(paths, device)
     origin = _origin(attachment, request, device)
     if origin is not None:
-        note(f"the old name of the interface of device {device} is not known")
+        note(f"the old name of the interface of device {device} is unknown: it gets a new name")
     before, applied = _settings(function, request) if function is not None else (None, None)
     return DeviceRecord(
         device=device,
@@ -72,20 +73,23 @@ def record_of(
 
 
 def rdma_of(paths: Paths, device: str) -> tuple[MovedRdmaDevice, ...]:
-    """Its RDMA devices, in the pod or on the host."""
+    """The device's RDMA devices, in the pod or on the host."""
     return tuple(MovedRdmaDevice(_UNKNOWN, name) for name in pci.rdma_of(paths, device))
 
 
 def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEntry:
-    """The entry of an attachment that the journal does not have. It is not written here."""
+    """An entry for an attachment that the journal does not have. Does not write the entry."""
     boot_id = paths.boot_id()
     entry = JournalEntry.begun("sriov", request, None, boot_id, record, device=record.device)
     return entry.attached(record, ())
 
 
 def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
-    """Move an interface without an attachment out of a namespace without processes."""
-    if pci.netdevs(paths, address):  # nearly always
+    """If the device's interface is in a namespace without processes, move it to the host.
+
+    No attachment has the interface.
+    """
+    if pci.netdevs(paths, address):  # nearly always the interface is on the host
         return
     function = pci.find(paths, address)
     if function is None or function.userspace or not function.driver:
@@ -95,7 +99,7 @@ def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
             link = device_in(namespace, address)
             if link is None or is_inhabited(namespace):
                 continue
-            note(f'device {address} is moved out of "{namespace.path}", a dead namespace')
+            note(f'moving device {address} out of "{namespace.path}", which has no processes')
             mark = Mark("0" * 32)  # of no attachment
             with netlink(namespace) as pod:
                 netdev_move.restore_from(host, pod, link, _origin_of(pod, link, _NEW_NAME), mark)
@@ -121,7 +125,7 @@ def is_inhabited(namespace: NetworkNamespace) -> bool:
 
 
 def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
-    """The interface's state for the host, found by mark or device, on the host or in the pod."""
+    """The state to restore for the interface, which is found by mark, or in the pod by device."""
     alias = Mark(attachment.key).alias
     with netlink() as host:
         for link in links.every(host):
@@ -152,15 +156,15 @@ def _origin_of(route: Rtnetlink, link: Link, name: str) -> Origin:
 
 
 def _settings(function: Function, request: Request) -> tuple[VF | None, VF | None]:
-    """The settings of a new VF, and those with the configuration's; `None` if they are unknown."""
+    """The settings of a new VF, before and after the configuration applies; `None` if unknown."""
     if function.index is None:
         return None, None
     try:
         wanted = sriov_options.read(request)
     except CNIError:
         note(
-            f"the PF's settings for {function.address} are not restored: the configuration cannot "
-            "be read"
+            f"DEL does not restore the PF's settings for {function.address}, because the "
+            "configuration is invalid"
         )
         return None, None
     before = msgspec.structs.replace(vf_settings.NEW, index=function.index)

@@ -1,4 +1,4 @@
-"""Applies the rules for a pod to an attachment of `sriov`: to its options, and to a device."""
+"""Applies the policy's rules to the options and to the device of an attachment of `sriov`."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from host.sysfs.pci import Function
 from policy.allowance import Allowance
 
 _OF_INTERFACES = ("mtu", "allmulti", "promisc")
-# Options that rules allow one by one, each with the value that needs no rule.
+# Options that a rule allows by name. The value that is here needs no rule.
 _SAFE: Mapping[str, int | str | None] = {
     "accept_ra": False,
     "allmulti": False,
@@ -28,7 +28,7 @@ _SAFE: Mapping[str, int | str | None] = {
 
 
 def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
-    """The allowance with those of the options that need no device. Raises CNIError 121."""
+    """The allowance, narrowed by the options that need no device. Raises CNIError 121."""
     allowance.require_match(match_device=wanted.match_device, pf_only=wanted.pf_only)
     flags = {key: getattr(wanted, key) for key in ("accept_ra", "allmulti", "promisc")}
     for key, value in {**flags, **wanted.vf}.items():
@@ -52,7 +52,7 @@ def completed(
     infiniband: bool,
 ) -> tuple[SriovOptions, Allowance]:
     """The options, with the values that rules fix for missing keys. Raises CNIError 7, 121."""
-    # A rule may fix a VLAN and a P_Key: the device has one of them.
+    # A rule may fix a VLAN and a P_Key. A device can have only one of the two.
     keys = ["link_state", *(["pkey"] if infiniband else ETHERNET)]
     if not (function.userspace or wanted.vfio_pci_mode):
         keys += _OF_INTERFACES
@@ -64,8 +64,8 @@ def completed(
     for key in ("link_state", *ETHERNET):
         if key in fixed and not function.is_vf:
             raise DeviceUnfit(
-                f'"{key}": a rule for this namespace sets it, but device {function.address} is '
-                "not a VF, and only VFs have it: use a VF, or ask the administrator"
+                f'"{key}": a rule for this namespace sets this option for VFs, but device '
+                f"{function.address} is not a VF: use a VF, or ask the administrator"
             )
     wanted = options.read(request.with_keys(fixed))
     return wanted, by_options(wanted, allowance)
@@ -74,17 +74,17 @@ def completed(
 def as_planned(
     plan: DevicePlan, wanted: SriovOptions, allowance: Allowance, *, infiniband: bool
 ) -> Allowance:
-    """The allowance with the device's own values for missing keys. Raises CNIError 121.
+    """The allowance, narrowed by the device's own VLAN or P_Key. Raises CNIError 121.
 
-    These are an Ethernet device's VLAN and an InfiniBand interface's P_Key. No PF tags the frames
-    of an SF or of a whole PF, so the pod may send any tag, as with VLAN 0. The MTU that the device
-    already has needs no rule.
+    An Ethernet device's VLAN counts if "vlan" is missing, and an InfiniBand interface's P_Key. No
+    PF tags the frames of an SF or of a whole PF, so the pod may send any tag, as with VLAN 0. The
+    MTU that the device already has needs no rule.
     """
     link = plan.link
     if wanted.mtu and link is not None and wanted.mtu != link.mtu:
         allowance.require_option("mtu", wanted.mtu, "mtu", wanted.mtu)
     if infiniband:
-        # A new GUID may bring another partition, which is known after the rebind.
+        # A new GUID may come with another partition, which is known after the rebind.
         return allowance if "guid" in wanted.vf else in_partition(plan, allowance)
     if "vlan" not in wanted.vf:
         vlan = plan.vf.vlan if plan.vf is not None else 0
@@ -93,7 +93,7 @@ def as_planned(
 
 
 def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
-    """The allowance in an InfiniBand interface's real partition. Raises CNIError 121."""
+    """The allowance, narrowed by the interface's current partition. Raises CNIError 121."""
     if plan.link is None or plan.link.pkey is None:
         return allowance
     pkey = plan.link.pkey

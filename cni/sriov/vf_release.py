@@ -1,8 +1,8 @@
 """Releases a device in a DEL: restores its RDMA devices, its interface, then its PF's settings.
 
-In this order, because a VF that is still in a pod must not lose its VLAN: the pod would be in
-another network. Another pod may get a released device at once. So the journal's entry drops the
-device under the same lock, and no later call for this attachment touches it.
+The settings come last, because a VF that is still in a pod must not lose its VLAN: the pod would
+get into another network. Another pod may get a released device at once. So the device is removed
+from the journal's entry under the same lock, and later calls for the entry do not touch the device.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from host.netdev_move import Mark, Origin
 from host.netlink.sockets import Rtnetlink, netlink
 from host.sysfs import pci
 
-RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, in up to 2
+RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, within 2 s
 
 
 def release(
@@ -52,7 +52,7 @@ def release_locked(
     entry: JournalEntry | None,
     device: str,
 ) -> None:
-    """`release` of that device, for a caller that has its lock."""
+    """Restore and release `device`, whose lock the caller has."""
     record = _recorded(entry) or unrecorded.record_of(journal, paths, attachment, request, device)
     if record is not None and not pci.is_present(paths, device):
         note(f"device {device} of {attachment} has gone from this node")
@@ -68,7 +68,7 @@ def _recorded(entry: JournalEntry | None) -> DeviceRecord | None:
     try:
         return entry.undo_as(DeviceRecord) if entry is not None else None
     except JournalDamaged as damage:
-        note(f"{damage}: using the state of the device instead")
+        note(f"{damage}: DEL restores the device from the device's state instead")
         return None
 
 
@@ -83,7 +83,7 @@ class _Restoration(NamedTuple):
     record: DeviceRecord
 
     def run(self) -> None:
-        """Try every step, except that a VF still in a pod keeps its settings."""
+        """Try every step. A VF that is still in a pod keeps its settings."""
         paths, host, record, origin = self.paths, self.host, self.record, self.record.origin
         mark = Mark(self.entry.attachment.key)
         before, applied = record.before, record.applied
@@ -92,7 +92,7 @@ class _Restoration(NamedTuple):
             failures.of(self._restore_rdma_devices)
         if origin is not None:
             if before is not None and applied is not None and before.mac != applied.mac:
-                # While the PF has the setting, the VF can have no other address.
+                # While the PF has an address for the VF, the VF can have no other address.
                 failures.of(lambda: restore_settings(paths, host, record, ("mac",)))
             failures.of(lambda: self._restore_netdev(origin, mark))
             present = pci.is_present(paths, record.device)
@@ -106,7 +106,10 @@ class _Restoration(NamedTuple):
         failures.report()
 
     def _restore_rdma_devices(self) -> None:
-        """Raises HostError while a dying namespace has an RDMA device, or for any failure."""
+        """Move the RDMA devices to the host.
+
+        Raises HostError, also while a dying namespace has one.
+        """
         opened = [namespace for namespace, _ in self.namespaces]
         if rdma_devices.restore(self.paths, self.record, opened, RETURN_TIME):
             return
@@ -118,12 +121,13 @@ class _Restoration(NamedTuple):
         self._await_or_bind(f"RDMA device of {self.record.device}", "RDMA device")
 
     def _restore_netdev(self, origin: Origin, mark: Mark) -> None:
-        """Raises HostError while a dying namespace has the interface, or for any failure."""
+        """Move the interface to the host. Raises HostError, also while a dying namespace has it."""
         host, ifname, device = self.host, self.entry.ifname, self.record.device
         for _, pod in self.namespaces:
             if _moved_out(host, pod, ifname, origin, mark):
                 return
-        # The kernel makes IPoIB's again when its RDMA device returns; a dead namespace needs time.
+        # The kernel makes an IPoIB interface again when the RDMA device returns. The kernel also
+        # needs time to tear a dead namespace down.
         seconds = RETURN_TIME if self.record.infiniband or not self.namespaces else 0.0
         if wait_until(lambda: netdev_move.restore(host, None, ifname, origin, mark), seconds, 0.05):
             return
@@ -137,10 +141,10 @@ class _Restoration(NamedTuple):
         awaited = f'"{ifname}"' if function.driver == self.record.driver else ""
         self._await_or_bind(awaited, "interface")
         if not netdev_move.restore(host, None, ifname, origin, mark):
-            raise HostError(f"device {device} has no interface, though its driver is bound")
+            raise HostError(f"device {device} has no interface, although its driver is bound")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
-        """Bind the driver, which makes a new device, unless `awaited` may still come back."""
+        """Bind the driver, so that it makes a new device, unless `awaited` may still come back."""
         if awaited:
             await_return(self.journal, self.entry, awaited)
         note(f"device {self.record.device} has no {missing}: binding its driver again")
@@ -148,13 +152,16 @@ class _Restoration(NamedTuple):
 
 
 def _moved_out(host: Rtnetlink, pod: Rtnetlink, ifname: str, origin: Origin, mark: Mark) -> bool:
-    """Move the interface to the host if the pod has it."""
+    """Move the interface to the host if the pod has it. Returns whether it was moved."""
     link = netdev_move.find(pod, (ifname,), origin, mark)
     return link is not None and netdev_move.restore_from(host, pod, link, origin, mark)
 
 
 def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
-    """Bind the old driver: a runtime that bound vfio-pci for a virtual machine may have died."""
+    """Bind the old driver again.
+
+    A runtime may have bound vfio-pci for a virtual machine, and died.
+    """
     driver = pci.driver_of(paths, record.device)
     if record.driver not in ("", driver) and pci.is_present(paths, record.device):
         note(f'device {record.device} has driver "{driver}": binding {record.driver} again')
@@ -164,7 +171,7 @@ def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
 def _restore_driver_settings(
     paths: Paths, host: Rtnetlink, record: DeviceRecord, origin: Origin
 ) -> None:
-    """Restore the driver's settings. A refused one gets a note: the device is usable without it."""
+    """Restore the driver's settings. Only note a refusal, because the device works anyway."""
     if origin.name in pci.netdevs(paths, record.device):
         for refusal in ethtool.restore(host, origin.name, record.ethtool):
             note(f"device {record.device}: {refusal}")
@@ -173,12 +180,15 @@ def _restore_driver_settings(
 def restore_settings(
     paths: Paths, host: Rtnetlink, record: DeviceRecord, only: Sequence[str] = ()
 ) -> None:
-    """Restore the settings at the PF that differ from those before the ADD."""
+    """Restore the PF's settings for the VF that the ADD changed; with `only`, just those fields."""
     if record.before is None or record.applied is None:
         return
     pf_address, index = pci.place_of_vf(paths, record.device)
     if index is None or pf_address != record.pf:
-        note(f"device {record.device} is no longer a VF of {record.pf}: its settings are gone")
+        note(
+            f"device {record.device} is no longer a VF of {record.pf}, so it has no settings to "
+            "restore"
+        )
         return
     # VFs that were created again may have other numbers.
     before = msgspec.structs.replace(record.before, index=index)

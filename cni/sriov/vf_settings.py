@@ -1,7 +1,7 @@
-"""The settings that a PF has for a VF: compute, apply, restore and compare them.
+"""Computes, applies, restores and compares the settings that a PF has for a VF.
 
-The caller holds the PF's lock (`pf_of`, `vf_of`), because drivers refuse or mix up settings of
-several VFs at the same time.
+The caller holds the PF's lock (`pf_of`, `vf_of`), because drivers refuse or mix up settings that
+are written for several VFs at the same time.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,9 +39,9 @@ NEW = VF(
     node_guid=NO_GUID,
     port_guid=NO_GUID,
 )
-"""A new VF. Its values also replace settings that a driver does not report."""
+"""A new VF. A setting that the driver does not report is restored to the value in `NEW`."""
 _OPTIONS = {"qos": "vlanQoS", "proto": "vlanProto", "node_guid": "guid", "port_guid": "guid"}
-"""Fields of a VF whose options have another name."""
+"""The names of options that differ from the names of the VF's fields."""
 _SHOWN = {"port_guid": "guid of the port"}
 _TAG = ("vlan", "qos", "proto")
 MAC_TIME, PAUSE = 2.0, 0.1  # seconds to read an address back: drivers pass it to their firmware
@@ -55,7 +55,7 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> AbstractContextManager[Link
 def vf_of(
     paths: Paths, host: Rtnetlink, pf: str, index: int
 ) -> AbstractContextManager[tuple[Link, VF]]:
-    """As `pf_of`, with the settings of the VF of that number. Also raises HostError."""
+    """Like `pf_of`, with the settings of the VF of that number. Also raises HostError."""
     return _of_pf(paths, pf, lambda name: vfs.find(host, name, index))
 
 
@@ -66,21 +66,24 @@ def _of_pf(paths: Paths, pf: str, find: Callable[[str], T | None]) -> Iterator[T
         found = find(name) if name else None
         if found is None:
             raise LinkMissing(
-                f"the PF {pf} has no interface on the host: is its driver bound, and the interface "
-                "in the host's network namespace?"
+                f"the PF {pf} has no interface on the host: bind its driver, and move its "
+                "interface to the host's network namespace"
             )
         yield found
 
 
 def wanted(before: VF, options: SriovOptions) -> VF:
-    """The VF's settings with those of the options; all other settings stay."""
+    """The VF's settings after the options are applied. All other settings stay."""
     fields = ((name, _OPTIONS.get(name, name)) for name in VF.__struct_fields__)
     changed = {name: options.vf[key] for name, key in fields if key in options.vf}
     return msgspec.structs.replace(before, **changed)
 
 
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
-    """Write the settings that differ; with `all_of_it` also after a refusal. Raises HostError."""
+    """Write the settings that differ. Raises HostError.
+
+    With `all_of_it`, writes all settings before it raises the refusals.
+    """
     failures = []
     for names, request in _requests():
         values = [getattr(target, name) for name in names]
@@ -97,12 +100,12 @@ def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = F
 
 
 def restored(now: VF, before: VF, applied: VF) -> VF:
-    """The settings to restore: those before the ADD, where the ADD changed them.
+    """The settings to restore: the values before the ADD of all settings that the ADD changed.
 
-    All other settings stay, since an administrator may have changed them. A setting that the driver
-    did not report becomes a new VF's. The PF's address for the VF is restored in any case, because
-    a trusted VF can change it. An address of zeros means none: then the PF shows the VF's own
-    address once the VF is up.
+    Other settings stay, because an administrator may have changed them. A setting that the driver
+    did not report gets the value of a new VF. The PF's address for the VF is always restored,
+    because a trusted VF can change it. But an address of zeros means that the PF has set none: then
+    the PF shows the VF's own address once the VF is up.
     """
     changed: dict[str, object] = {}
     for names, _ in _requests():
@@ -115,7 +118,7 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
 
 
 def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
-    """(now, expected) for every reported setting that differs, by the name of its option."""
+    """The pair (now, expected) of every reported setting that differs, by the option's name."""
     different = {}
     for names, _ in _requests():
         pairs = zip(names, _compared(now, names), _compared(expected, names), strict=True)
@@ -126,9 +129,12 @@ def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
 
 
 def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
-    """The fields of a VF that are set together, and the request that sets them, in order."""
+    """The VF's fields that each request sets, and the request's function, in the right order."""
     return (
-        (("mac",), _set_mac),  # first: with spoofchk the PF drops frames from another address
+        (
+            ("mac",),
+            _set_mac,
+        ),  # before spoofchk, with which the PF drops frames from other addresses
         (_TAG, vfs.set_vlan),
         (("min_tx_rate", "max_tx_rate"), vfs.set_rate),
         (("spoofchk",), vfs.set_spoofchk),
@@ -139,7 +145,7 @@ def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
 
 
 def _compared(vf: VF, names: tuple[str, ...]) -> tuple[object, ...]:
-    """The values of these fields. Without a VLAN the rest of the tag has no meaning."""
+    """The values of these fields. Without a VLAN, the tag's other fields have no meaning."""
     if names == _TAG and not vf.vlan:
         return (0, 0, "802.1q")
     return tuple(getattr(vf, name) for name in names)
@@ -150,6 +156,6 @@ def _set_mac(host: Rtnetlink, pf: Link, index: int, mac: str) -> None:
     if not wait_until(lambda: vfs.read(host, pf, index).mac == mac, MAC_TIME, PAUSE):
         shown = vfs.read(host, pf, index).mac
         raise HostError(
-            f'the PF "{pf.name}" still shows hardware address {shown} of VF {index} after {mac} '
-            "was set"
+            f'the PF "{pf.name}" still shows hardware address {shown} for VF {index}, although '
+            f"{mac} was set"
         )

@@ -1,4 +1,4 @@
-"""Configures an interface: addresses, routes, and its sysctls below /proc/sys/net."""
+"""Configures an interface's addresses, routes, and sysctls below /proc/sys/net."""
 
 import errno
 import socket
@@ -37,8 +37,8 @@ AF_INET, AF_INET6 = socket.AF_INET, socket.AF_INET6
 _ANY = {AF_INET: "0.0.0.0", AF_INET6: "::"}
 
 
-# Disabled by a sysctl (addrconf_add_dev), not in the kernel, or for an MTU below 1280
-# (ipv6_add_dev).
+# The errnos for IPv6 that a sysctl disables (addrconf_add_dev), that the kernel does not have, or
+# that an MTU below 1280 rules out (ipv6_add_dev).
 _WITHOUT_FAMILY = (
     errno.EACCES,
     errno.EAFNOSUPPORT,
@@ -49,7 +49,7 @@ _WITHOUT_FAMILY = (
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):
-    """A route through an interface. None and 0 leave a value to the kernel."""
+    """A route through an interface. With `None` or 0, the kernel chooses the value."""
 
     destination: str  # CIDR
     gateway: str | None = None
@@ -61,9 +61,9 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
-    """Add an address; with `if_possible` only if the interface has the address' family.
+    """The request for an address; with `if_possible`, an interface may lack IPv6.
 
-    IPv6 without duplicate detection: that would cost every pod one to two seconds.
+    An IPv6 address gets no duplicate address detection, which would take one to two seconds.
     """
     address, _, prefix = cidr.partition("/")
     family, flags = (AF_INET6, IFA_F_NODAD) if ":" in address else (AF_INET, 0)
@@ -89,7 +89,7 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
 
 
 def of_users(route: Rtnetlink, link: Link) -> list[str]:
-    """The addresses (CIDR) and route destinations that users or services gave an interface."""
+    """An interface's addresses (CIDR) and route destinations, without those of the kernel."""
     found = []
     with trying(f'listing addresses and routes of "{link.name}"'):
         for address in route.table(RTM_GETADDR, message(AddressMessage, index=link.index)):
@@ -115,13 +115,14 @@ def of_all(route: Rtnetlink) -> list[tuple[str, str]]:
 
 
 def _cidr(address: AddressMessage) -> str:
-    # On a point-to-point or broadcast interface IFA_LOCAL is the address itself.
+    # On a point-to-point or broadcast interface, IFA_LOCAL is the interface's own address.
     ip = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
     return f"{ip}/{address['prefixlen']}"
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
-    """Add routes through `link`, behind existing ones. A gateway in no network is on-link."""
+    """Add routes through `link`, behind existing routes. A gateway outside all networks of the
+    interface is on-link."""
     if not hops:
         return
     networks = [address_text.network(cidr) for cidr in of(route, link)]
@@ -163,7 +164,7 @@ def _route(link: Link, hop: Hop, networks: Sequence[IPNetwork]) -> ChangeRequest
     )
     via = f" via {hop.gateway}" if hop.gateway else ""
     what = f'adding route {hop.destination}{via} on "{link.name}"'
-    # Appended: behind the IPv4 routes of the same priority.
+    # NLM_F_APPEND puts an IPv4 route behind the routes of the same priority.
     return ChangeRequest(what, RTM_NEWROUTE, added, NLM_F_CREATE | NLM_F_APPEND)
 
 
@@ -171,7 +172,7 @@ class Routes:
     """A snapshot of a namespace's routes to other machines."""
 
     def __init__(self, route: Rtnetlink) -> None:
-        # By destination, its length, table, and gateway (None stands for any).
+        # By destination, prefix length, table, and gateway (None stands for any gateway).
         self._priorities: dict[tuple[IPAddress, int, int, IPAddress | None], set[int]] = {}
         for family, unspecified in _ANY.items():
             request = message(RouteMessage, family=family, type=rt_type["unicast"])
@@ -179,7 +180,7 @@ class Routes:
                 listed = route.table(RTM_GETROUTE, request)
             for present in listed:
                 if present["type"] != rt_type["unicast"]:
-                    continue  # before Linux 4.20 the kernel lists all
+                    continue  # before Linux 4.20 the kernel lists routes of all types
                 shown = attributes(present)
                 destination = address_text.address(shown.get("RTA_DST", unspecified))
                 for via in (None, *_gateways(shown)):
@@ -187,18 +188,18 @@ class Routes:
                     self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
 
     def has(self, hop: Hop) -> bool:
-        """Whether a route has this destination and table, and the gateway and priority if set."""
+        """Whether a route has the hop's destination and table, and gateway and priority if set."""
         family, found = self._of(hop, hop.gateway)
         if not hop.priority or hop.priority in found:
             return bool(found)
         return family == AF_INET6 and max(found, default=0) > hop.priority  # moved by `behind`
 
     def behind(self, hop: Hop) -> Hop:
-        """The route with a priority behind the existing routes to its destination.
+        """The route, with a priority that puts it behind existing routes to its destination.
 
-        A priority that is set changes only if an IPv6 route has it: the kernel would make one
-        multipath route of both (net/ipv6/ip6_fib.c, fib6_add_rt2node). IPv4 routes of one priority
-        are used in their order.
+        A priority that the hop sets changes only if another IPv6 route has the same priority: the
+        kernel would make one multipath route of both (net/ipv6/ip6_fib.c, fib6_add_rt2node). The
+        kernel uses IPv4 routes of the same priority in their order.
         """
         family, taken = self._of(hop, None)
         priority = hop.priority or max(taken, default=0)
@@ -217,7 +218,7 @@ class Routes:
 
 
 def _gateways(shown: dict[str, Any]) -> set[IPAddress]:
-    """The gateways of a route, also of each part of a multipath route."""
+    """The gateway of a route, and the gateways of all parts of a multipath route."""
     parts = (attributes(part) for part in shown.get("RTA_MULTIPATH", ()))
     return {
         address_text.address(part["RTA_GATEWAY"])
@@ -235,7 +236,8 @@ class Sysctl(NamedTuple):
 
 
 IPV6_SYSCTLS = (Sysctl(6, "disable_ipv6", "0"), Sysctl(6, "keep_addr_on_down", "1"))
-# Otherwise any machine on the link could give the pod a default route and an address.
+# With router advertisements any machine on the link could give the pod an address and a default
+# route.
 NO_ADVERTISEMENTS = (Sysctl(6, "accept_ra", "0"), Sysctl(6, "autoconf", "0"))
 
 
@@ -251,15 +253,15 @@ def configure(
     set_addresses: bool = True,
     accept_ra: bool = False,
 ) -> Link:
-    """Set sysctls, modes and addresses, then set the interface up. Returns its new state.
+    """Set sysctls, modes and addresses in this order, then set the interface up.
 
-    In this order, because the kernel announces only addresses that exist when it comes up. The
-    values of `sysctls` are set before the addresses. `link_local` replaces the kernel's IPv6
-    address, unless the interface has no IPv6 (a sysctl, the kernel, an MTU below 1280). `modes` are
-    the flags of `links.FLAGS` to set, and the mask of those to set or clear. Without
-    `set_addresses` this leaves out `cidrs`, so that they can be probed before a second call. With
-    `accept_ra` the pod's sysctls decide whether an interface with IPv6 addresses accepts router
-    advertisements; otherwise it does not.
+    Returns the interface's new state. The interface comes up last, because the kernel announces
+    only addresses that exist by then. `link_local` replaces the kernel's link-local address, unless
+    the interface has no IPv6 (because of a sysctl, the kernel, or an MTU below 1280). `modes` are
+    the flags of `links.FLAGS` to set, and the mask of the flags to set or clear. Without
+    `set_addresses` the addresses of `cidrs` are not set, so that they can be probed before a second
+    call. An interface with IPv6 addresses accepts no router advertisements, unless `accept_ra` is
+    set and the pod's sysctls allow them.
 
     Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """
@@ -278,16 +280,16 @@ def configure(
         changes.append(addition(link, link_local, if_possible=True))
     ready = links.by_index(pod, link.index, after=[*changes, link_changes.up(link)])
     if ready is None or ready.alias != link.alias:
-        raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
+        raise LinkMissing(f'"{link.name}" has gone from the pod during its configuration')
     return ready
 
 
 def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysctl]) -> None:
     """Set sysctls of an interface in a namespace.
 
-    A sysctl that has its value is not written: a write that needs the kernel's RTNL lock (such as
-    disable_ipv6) spins until it has the lock, on a CPU that the lock's holder may need. Raises
-    HostError if a sysctl does not exist; for family 6 this means a kernel without IPv6.
+    A sysctl that already has its value is not written: a write that needs the kernel's RTNL lock
+    (such as disable_ipv6) spins until it gets the lock, on a CPU that the lock's holder may need.
+    Raises HostError if a sysctl does not exist. For family 6, the kernel then has no IPv6.
     """
     with namespace.entered():
         for family, name, value in sysctls:

@@ -1,4 +1,4 @@
-"""Changes to interfaces: create, move, configure, delete. `links` looks them up."""
+"""Creates, moves, configures and deletes interfaces. `links` looks interfaces up."""
 
 import errno
 from collections.abc import Mapping
@@ -48,8 +48,8 @@ def make_ipoib_child(
     if made != (pkey, mode, umcast):
         delete(route, child)
         raise HostError(
-            f'the kernel made an IPoIB child of "{parent.name}" with P_Key, mode, umcast {made}, '
-            f"not {(pkey, mode, umcast)}"
+            f'the kernel made an IPoIB child of "{parent.name}" with (P_Key, mode, umcast) {made} '
+            f"instead of {(pkey, mode, umcast)}: check whether the parent supports the mode"
         )
     return child
 
@@ -71,11 +71,11 @@ def move(
 ) -> None:
     """Move an interface, rename it and set its alias in one message.
 
-    Separate messages would cost more: every move waits ~16 ms for an RCU barrier. The caller must
-    have checked that `name` is free in the target, because the kernel answers EEXIST only after the
-    move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move, address, MTU,
-    name, alias, up. So an interface with the alias has been moved. If `mtu` is 0 or `mac` is "",
-    this property does not change.
+    Separate messages would take longer, because every move waits ~16 ms for an RCU barrier. The
+    caller must have checked that `name` is free in the target: the kernel answers EEXIST only after
+    the move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move, address, MTU,
+    name, alias, up. So an interface with the alias has been moved. With `mtu` 0 or `mac` "", the
+    MTU or the address does not change.
     """
     request = _set(
         link,
@@ -92,7 +92,7 @@ def move(
 
 
 def rename(route: Rtnetlink, link: Link, name: str) -> None:
-    """Rename an interface. Before Linux 6.2 it must be down."""
+    """Rename an interface. Before Linux 6.2 the interface must be down."""
     route.change(_set(link, f'renaming "{link.name}" to "{name}"', ("IFLA_IFNAME", name)))
 
 
@@ -144,7 +144,7 @@ def flagged(link: Link, flags: int, mask: int) -> ChangeRequest:
 
 
 def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") -> ChangeRequest:
-    """Set these of `links.SETTINGS` and, unless it is "", the broadcast address."""
+    """Set `settings`, by the names of `links.SETTINGS`, and a `broadcast` address other than ""."""
     words = [f"{name} {number}" for name, number in settings.items()]
     words += [f"broadcast {broadcast}"] if broadcast else []
     return _set(
@@ -152,7 +152,7 @@ def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") 
         f'setting {", ".join(words)} of "{link.name}"',
         *((links.SETTINGS[name], number) for name, number in settings.items()),
         *([("IFLA_BROADCAST", broadcast)] if broadcast else []),
-        # The kernel does not change the state of a dormant interface when the mode ends.
+        # When an interface stops being dormant, the kernel does not change its state.
         *([("IFLA_OPERSTATE", "UP")] if settings.get("mode") == 0 else []),
     )
 

@@ -1,7 +1,7 @@
-"""The kernel's interfaces. `link_changes` creates, moves, configures and deletes them.
+"""Looks interfaces up. `link_changes` creates, moves, configures and deletes interfaces.
 
-An interface's index identifies it within one namespace. The kernel may assign another index when an
-interface moves, so look it up again after a move.
+An index identifies an interface within one namespace. The kernel may assign another index when an
+interface moves, so a caller looks the interface up again after a move.
 """
 
 import errno
@@ -34,25 +34,25 @@ _CARRIER = IFF_RUNNING | IFF_LOWER_UP
 IFALIASZ = 256
 _CARRIER_PAUSE = 0.002  # seconds between the first two checks for carrier
 SIOCGIFFLAGS, SIOCGIFHWADDR, SIOCGIFINDEX = 0x8913, 0x8927, 0x8933  # linux/sockios.h
-_IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7): with an index,
+_IFREQ = struct.Struct("=16si20x")  # struct ifreq, netdevice(7), with an index
 _IFREQ_FLAGS = struct.Struct("=16sH22x")
 _IFREQ_ADDRESS = struct.Struct("=16sH14s8x")  # with a hardware address
 
 _FLAGS = "promisc allmulti debug notrailers noarp multicast portsel automedia dynamic"
 FLAGS = {name: int(IFF_NAMES[f"IFF_{name.upper()}"]) for name in _FLAGS.split()}
-"""The flags of linux/if.h that a user can set, besides IFF_UP (__dev_change_flags)."""
+"""The flags of linux/if.h that a user can set, without IFF_UP (__dev_change_flags)."""
 
 SETTINGS = {
     "txqueuelen": "IFLA_TXQLEN",
     "group": "IFLA_GROUP",
-    "mode": "IFLA_LINKMODE",  # 1: dormant, so that its state never becomes UP
+    "mode": "IFLA_LINKMODE",  # 1: dormant, so that the interface's state never becomes UP
     "gso_max_segs": "IFLA_GSO_MAX_SEGS",
     "gso_max_size": "IFLA_GSO_MAX_SIZE",
     "gro_max_size": "IFLA_GRO_MAX_SIZE",
     "gso_ipv4_max_size": "IFLA_GSO_IPV4_MAX_SIZE",  # since Linux 6.3
     "gro_ipv4_max_size": "IFLA_GRO_IPV4_MAX_SIZE",
 }
-"""Settings that an interface keeps in a move to another namespace, with ip-link(8)'s names."""
+"""Settings that a move to another namespace does not reset, by their names in ip-link(8)."""
 
 XDP_MODES = {  # the attribute with the program's id, and the flag of the mode
     "generic": ("IFLA_XDP_SKB_PROG_ID", XDP_FLAGS_SKB_MODE),
@@ -80,20 +80,21 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = ""  # "datagram", "connected", "" if not IPoIB
     umcast: bool = False
     settings: dict[str, int] = {}  # the SETTINGS that this kernel has
-    xdp: tuple[str, ...] = ()  # the XDP_MODES in which it has a program
+    xdp: tuple[str, ...] = ()  # the XDP_MODES in which the interface has a program
 
     @property
     def up(self) -> bool:
-        """Whether it is administratively up. On InfiniBand it may still be unusable."""
+        """Whether the interface is administratively up. Without `carrier` it is still unusable."""
         return bool(self.flags & IFF_UP)
 
     @property
     def carrier(self) -> bool:
-        """Whether the link can carry frames; on IPoIB this needs the broadcast group.
+        """Whether the link can carry frames. An IPoIB interface must have joined its broadcast
+        group.
 
-        IFF_LOWER_UP comes a moment too early: the kernel has yet to start its queues and to add the
-        route for IPv6 multicast (linkwatch_do_dev, addrconf_notify). IFF_RUNNING alone may be a
-        value from before a move.
+        IFF_LOWER_UP comes a moment too early: the kernel then still has to start the queues and to
+        add the route for IPv6 multicast (linkwatch_do_dev, addrconf_notify). IFF_RUNNING alone may
+        be a value from before a move.
         """
         return bool(self.flags & _CARRIER == _CARRIER)
 
@@ -104,7 +105,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find(route: Rtnetlink, name: str) -> Link | None:
-    """The interface of that name, or alternative name, in the socket's namespace."""
+    """The interface with that name or alternative name in the socket's namespace, if any."""
     answer = message_of(route, name)
     return None if answer is None else of_message(answer)
 
@@ -119,14 +120,14 @@ def message_of(
 
 
 class LinkIdentity(msgspec.Struct, frozen=True):
-    """The properties of an interface that can be read without the RTNL lock of moves."""
+    """The properties of an interface that can be read without the RTNL lock, which moves hold."""
 
     index: int
     link_type: int
     mac: bytes  # the first 14 of InfiniBand's 20 bytes, which include the queue pair's number
 
     def is_of(self, link: Link) -> bool:
-        """Whether it may be that interface, possibly in another namespace."""
+        """Whether the properties fit that interface, which may be in another namespace."""
         whole = bytes.fromhex(link.mac.replace(":", ""))[: len(self.mac)]
         return self.link_type == link.link_type and self.mac[: len(whole)] == whole
 
@@ -135,7 +136,7 @@ def identify(route: Rtnetlink, name: str) -> LinkIdentity | None:
     """Identify the interface with that name or alternative name, without the RTNL lock."""
     encoded = name.encode(errors="surrogateescape")
     if len(encoded) >= IFNAMSIZ:
-        raise HostError(f'looking up interface "{name}": its name is too long')
+        raise HostError(f'looking up interface "{name}": the name is too long')
     if not has_name(route, name):
         return None
     request = encoded.ljust(_IFREQ.size, b"\0")
@@ -152,8 +153,8 @@ def identify(route: Rtnetlink, name: str) -> LinkIdentity | None:
 def has_name(route: Rtnetlink, name: str) -> bool:
     """Whether an interface in the socket's namespace has that name or alternative name.
 
-    This binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2) would
-    take an unknown name for a module's and start modprobe(8) twice (dev_load,
+    This function binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2)
+    would take an unknown name for the name of a module and start modprobe(8) twice (dev_load,
     net/core/dev_ioctl.c), which takes 200 ms on a slow machine.
     """
     encoded = name.encode(errors="surrogateescape")
@@ -170,22 +171,22 @@ def has_name(route: Rtnetlink, name: str) -> bool:
 
 
 def is_running(route: Rtnetlink, name: str) -> bool:
-    """Whether the interface is up and has carrier, at a tenth of a look-up's cost."""
+    """Whether the interface is up and has carrier. Takes a tenth of the time of a look-up."""
     request = name.encode(errors="surrogateescape").ljust(_IFREQ.size, b"\0")
     try:
         return bool(_IFREQ_FLAGS.unpack(fcntl.ioctl(route, SIOCGIFFLAGS, request))[1] & IFF_RUNNING)
-    except OSError:  # it has gone or has another name: the caller's look-up reports it
+    except OSError:  # the interface has gone or has another name: the caller's look-up reports that
         return True
 
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[ChangeRequest] = ()) -> Link | None:
-    """The interface of that index in the socket's namespace, after these changes."""
+    """The interface with that index in the socket's namespace, after the changes in `after`."""
     answer = _get(route, f"looking up interface {index}", question(index=index), after)
     return None if answer is None else of_message(answer)
 
 
 def require(route: Rtnetlink, name: str) -> Link:
-    """`find`. Raises LinkMissing if the interface does not exist."""
+    """The interface with that name. Raises LinkMissing if it does not exist."""
     link = find(route, name)
     if link is None:
         raise LinkMissing(f'interface "{name}" does not exist')
@@ -193,9 +194,9 @@ def require(route: Rtnetlink, name: str) -> Link:
 
 
 def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
-    """The interface as soon as it has carrier, or its state after `seconds`.
+    """Wait for carrier, at most `seconds`. Returns the interface's last state.
 
-    `link` is the interface as the caller read it last. Raises LinkMissing if it goes away.
+    `link` is the state that the caller read last. Raises LinkMissing if the interface goes away.
     """
     latest = link
     end = 0.0
@@ -206,7 +207,7 @@ def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
             return False
         now = by_index(pod, link.index)
         if now is None:
-            raise LinkMissing(f'"{link.name}" has gone from the pod while it was configured')
+            raise LinkMissing(f'"{link.name}" has gone from the pod during its configuration')
         latest = now
         return now.carrier
 
@@ -223,7 +224,7 @@ def every(route: Rtnetlink, kind: str = "") -> list[Link]:
     of_kind = [("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]})] if kind else []
     with trying("listing interfaces"):
         links = [of_message(answer) for answer in route.table(RTM_GETLINK, question(*of_kind))]
-    # The kernel lists all interfaces if it does not know the kind.
+    # For a kind that the kernel does not know, the kernel lists all interfaces.
     return [link for link in links if not kind or link.kind == kind]
 
 

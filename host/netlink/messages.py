@@ -1,8 +1,8 @@
-"""The netlink messages of podfabric: pyroute2's, with corrections and additions.
+"""The netlink messages of podfabric: pyroute2's messages, with corrections and additions.
 
-`sockets` encodes, sends and decodes them. Attributes have the kernel's names. pyroute2 makes the
-table of a class at its first use, and subclasses inherit it, so no class here may derive from one
-that was used already.
+`sockets` encodes, sends and decodes the messages. Attributes have the kernel's names. pyroute2
+makes the table of a class at the first use of the class, and subclasses inherit the table. So no
+class here may derive from a class that was used already.
 """
 
 import socket
@@ -29,7 +29,7 @@ _ATTRIBUTE = struct.Struct("HH")  # struct nlattr: length with this header, type
 def message(
     form: type[Message], attributes: Iterable[tuple[str, object]] = (), **fields: int
 ) -> Message:
-    """A message to send, with these fields and attributes. It can be encoded once."""
+    """A message to send, with these fields and attributes. It can be encoded only once."""
     made: Message = form()
     made.update(fields)
     made["attrs"] = list(attributes)
@@ -37,12 +37,12 @@ def message(
 
 
 def attributes(decoded: Any) -> dict[str, Any]:  # noqa: ANN401 - pyroute2 is not typed
-    """The values of a decoded message's attributes, or of a nested attribute's, by name."""
+    """The values of the attributes in a decoded message or nested attribute, by name."""
     return {attribute[0]: attribute[1] for attribute in decoded["attrs"]}
 
 
 def _walk(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Offset, type and length (with its header) of each attribute."""
+    """The offset, type and length of each attribute. The length includes the header."""
     while offset + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, offset)
         yield offset, kind & ~NLA_F_NESTED, length
@@ -68,12 +68,12 @@ _HEX = (
 )
 _ATOMS: dict[str, tuple[Callable[[Any], bytes], Callable[[bytes], object]]] = {
     **{kind: _number(getattr(nla, kind).fields[0][1]) for kind in ("uint8", "uint32", "uint64")},
-    # pyroute2 decodes it as UTF-8; in the kernel a name may have any bytes.
+    # pyroute2 decodes a name as UTF-8; in the kernel a name may have any bytes.
     "asciiz": (
         lambda text: text.encode(errors="surrogateescape") + b"\0",
         lambda payload: payload.rstrip(b"\0").decode(errors="surrogateescape"),
     ),
-    # pyroute2 cuts it after 6 bytes; InfiniBand's has 20.
+    # pyroute2 cuts an address after 6 bytes; InfiniBand addresses have 20.
     "l2addr": _HEX,
     "hex": _HEX,
     "ipaddr": (_packed_ip, _ip),
@@ -85,8 +85,8 @@ class _Attributes(nlmsg_base):
     """Encodes and decodes attributes that are numbers, texts or addresses, by pyroute2's tables.
 
     pyroute2 makes an object of each attribute, which takes 15 µs of CPU to encode and 6 to 9 µs to
-    decode; the kernel sends 41 for an interface. pyroute2 still handles all other attributes, and
-    decodes those in `nested`.
+    decode, and the kernel sends 41 attributes for an interface. pyroute2 still encodes all other
+    attributes, and decodes the attributes in `nested`.
     """
 
     data: Any
@@ -142,7 +142,7 @@ class _Attributes(nlmsg_base):
 
 
 class _Message(_Attributes):
-    """Encodes and decodes header and fields of a message at once, which saves 30 µs."""
+    """Encodes and decodes the header and the fields of a message in one step, which saves 30 µs."""
 
     _names: ClassVar[list[str]]
     _fixed: ClassVar[struct.Struct]
@@ -180,11 +180,11 @@ class RouteMessage(_Message, rtmsg):
 class LinkMessage(_Message, ifinfmsg):
     """RTM_NEWLINK and the related messages."""
 
-    # A request excludes statistics: the kernel adds some of them up over all CPUs.
+    # A request excludes statistics, because the kernel adds some of them up over all CPUs.
     ext_mask = RTEXT_FILTER_SKIP_STATS
     nested = ("IFLA_LINKINFO", "IFLA_XDP", "IFLA_PROP_LIST")
     nla_map = (
-        *ifinfmsg.nla_map,  # which ends before those of Linux 6.3
+        *ifinfmsg.nla_map,  # which lacks the attributes since Linux 6.3
         ("IFLA_DEVLINK_PORT", "none"),
         ("IFLA_GSO_IPV4_MAX_SIZE", "uint32"),
         ("IFLA_GRO_IPV4_MAX_SIZE", "uint32"),
@@ -197,7 +197,7 @@ class LinkMessage(_Message, ifinfmsg):
         """The XDP programs."""
 
     class ifinfo(_Attributes, ifinfmsg.ifinfo):
-        """The kind, and the data that belong to it: podfabric sets and reads those of IPoIB."""
+        """The kind of the interface, and the data of that kind. podfabric uses data of IPoIB."""
 
         nested = ("IFLA_INFO_DATA",)
         info_data = ipoib
@@ -209,35 +209,32 @@ class LinkMessage(_Message, ifinfmsg):
             """The settings of a VF, with the structs of linux/if_link.h."""
 
             class vf_mac(nla):
-                """pyroute2 decodes 6 of the 32 bytes (MAX_ADDR_LEN); InfiniBand uses 20."""
+                """All 32 bytes (MAX_ADDR_LEN): pyroute2 decodes 6, and InfiniBand uses 20."""
 
                 fields = (("vf", "I"), ("mac", "32s"))
 
             class vf_ib_node_guid(nla):
-                """pyroute2 decodes this 64-bit number as 32 bytes.
-
-                It is in the host's byte order.
-                """
+                """A 64-bit number in the host's byte order, which pyroute2 decodes as 32 bytes."""
 
                 fields = (("vf", "I"), ("__align", "4x"), ("guid", "Q"))
 
             vf_ib_port_guid = vf_ib_node_guid
 
             class vf_vlist(ifinfmsg.vflist.vfinfo.vf_vlist):
-                """VLANs of a VF; the kernel takes one."""
+                """The VLANs of a VF. The kernel accepts only one."""
 
                 class ivvi(nla):
-                    """pyroute2 leaves out the last two bytes, and the kernel refuses the rest."""
+                    """pyroute2 lacks the last two bytes; the kernel refuses a shorter struct."""
 
                     fields = (*ifinfmsg.vflist.vfinfo.vf_vlist.ivvi.fields, ("__align", "2x"))
 
 
 class PFMessage(LinkMessage):
-    """A PF, with its VFs in `self["vfs"]`, not decoded yet.
+    """A PF, with its undecoded VFs in `self["vfs"]`.
 
-    The kernel writes the length of their list modulo 64 KiB (nla_nest_end), which about 300 VFs
-    exceed. So the list ends at the first attribute that is not a VF, and everything behind it is
-    skipped.
+    The kernel writes the length of the list of VFs modulo 64 KiB (nla_nest_end), and about 300 VFs
+    exceed 64 KiB. So this class ends the list at the first attribute that is not a VF, and skips
+    everything behind the list.
     """
 
     ext_mask = RTEXT_FILTER_SKIP_STATS | RTEXT_FILTER_VF
@@ -274,8 +271,8 @@ class RdmaMessage(_Message, nlmsg):
 class ErrorMessage(_Message, nlmsg):
     """NLMSG_ERROR with NETLINK_CAP_ACK.
 
-    The request's header is between the errno and the attributes; pyroute2's `nlmsgerr` has no field
-    for it.
+    The request's header is between the errno and the attributes. pyroute2's `nlmsgerr` has no field
+    for that header.
     """
 
     fields = (*nlmsgerr.fields, *((f"request_{name}", form) for name, form in nlmsg.header))

@@ -1,7 +1,7 @@
 """Lists, moves and renames RDMA devices over NETLINK_RDMA (core/nldev.c).
 
-In the RDMA subsystem's exclusive mode a device is in one network namespace; in shared mode it is
-visible in all of them. A device keeps its index in a move, and is in no namespace for some
+In the RDMA subsystem's exclusive mode a device is in one network namespace. In shared mode it is
+visible in all namespaces. A device keeps its index in a move, and is in no namespace for some
 milliseconds. When a device moves, the kernel deletes its IPoIB interfaces and creates new ones.
 """
 
@@ -41,7 +41,7 @@ class NetlinkRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RdmaNetlink(NetlinkSocket):
-    """A socket for one thread. Without `namespace` it is used in the thread's own."""
+    """A socket for one thread. Without `namespace`, it belongs to the thread's own namespace."""
 
     def __init__(self, namespace: NetworkNamespace | None = None) -> None:
         self.namespace = namespace
@@ -53,13 +53,13 @@ class RdmaNetlink(NetlinkSocket):
             raise explained("opening an RDMA netlink socket", code, words) from None
 
     def inside(self) -> AbstractContextManager[None]:
-        """The calling thread is in the socket's namespace during the block."""
+        """Keep the calling thread in the socket's namespace during the block."""
         return nullcontext() if self.namespace is None else self.namespace.entered()
 
 
 @contextmanager
 def rdma(namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
-    """A socket in `namespace`, by default in the calling thread's own, closed after the block."""
+    """A socket in `namespace`, by default the calling thread's. It is closed after the block."""
     if namespace is None:
         opened = RdmaNetlink()
     else:
@@ -70,7 +70,7 @@ def rdma(namespace: NetworkNamespace | None = None) -> Iterator[RdmaNetlink]:
 
 
 def mode(socket: RdmaNetlink) -> str:
-    """The RDMA subsystem's mode. Raises HostError before Linux 5.2, or 5.4 within a pod."""
+    """The RDMA subsystem's mode. Raises HostError before Linux 5.2, and in a pod before 5.4."""
     what = "asking for the RDMA subsystem's mode"
     try:
         answer = socket.ask(RDMA_SYS_GET, message(RdmaMessage))
@@ -80,16 +80,16 @@ def mode(socket: RdmaNetlink) -> str:
         raise explained(what, refused.code, words) from None
     value = answer.get_attr("RDMA_NLDEV_SYS_ATTR_NETNS_MODE")
     if value is None or value >= len(MODES):
-        raise HostError(f"{what}: this kernel's answer is unknown")
+        raise HostError(f"{what}: the kernel answered {value}, which is not a known mode")
     return MODES[value]
 
 
 def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
-    """The devices that are visible in the socket's namespace, except those being moved.
+    """The devices that are visible in the socket's namespace, without devices that are moving.
 
-    The kernel finds the next device of a dump by its position (_nldev_get_dumpit) and does not mark
-    a dump as inconsistent, so a device that leaves hides another one. Therefore two consecutive
-    dumps have to agree.
+    The kernel finds the next device of a dump by its position (_nldev_get_dumpit), and does not
+    mark a dump as inconsistent. So a device that leaves during a dump hides another device, and
+    this function repeats the dump until two consecutive dumps agree.
     """
     what = "listing RDMA devices"
     last: list[NetlinkRdmaDevice] | None = None
@@ -99,7 +99,7 @@ def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
         if listed == last:
             return listed
         last = listed
-    words = f"they changed during each of {DUMPS} attempts"
+    words = f"the devices changed during each of {DUMPS} attempts"
     raise explained(what, errno.EAGAIN, words)
 
 
@@ -122,9 +122,9 @@ def by_index(socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
 
 
 def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace) -> None:
-    """Move a device to another namespace. It is there when this returns.
+    """Move a device to another namespace, and return once it is there.
 
-    The socket must be in the device's namespace. The thread enters this namespace too, because the
+    The socket must be in the device's namespace. The thread enters that namespace, too, because the
     kernel compares the device's namespace with the thread's (ib_device_set_netns_put).
     """
     what = f'moving RDMA device "{device.name}" into netns "{target.path}"'
@@ -136,9 +136,9 @@ def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespac
         if refused.code == errno.EOPNOTSUPP and mode(socket) == "shared":
             words = f"the RDMA subsystem is in shared mode: {EXCLUSIVE}"
         elif refused.code == errno.EOPNOTSUPP:
-            words = "its driver cannot do that, because it cannot disassociate running programs"
+            words = "its driver cannot detach running programs, and so cannot move the device"
         elif refused.code in (errno.EINVAL, errno.ENODEV):
-            words = words or "it is no longer in its namespace"
+            words = words or "the device is no longer in the socket's namespace"
         raise explained(what, refused.code, words) from None
 
 

@@ -1,8 +1,8 @@
-"""Netlink sockets, and the kernel's refusals as exceptions.
+"""Netlink sockets, which raise the kernel's refusals as exceptions.
 
-The messages are pyroute2's (`messages`), but not the sockets, which would start an event loop in
-each thread and cost 0.29 ms to open and 0.3 ms per request. The kernel handles a request within
-send(2), so the answer can be read at once.
+The messages are pyroute2's (`messages`). The sockets are our own, because pyroute2's sockets would
+start an event loop in each thread, and take 0.29 ms to open and 0.3 ms for each request. The kernel
+handles a request within send(2), so the answer can be read at once.
 """
 
 import errno
@@ -34,9 +34,9 @@ from host.netlink.messages import NETLINK_CAP_ACK, ErrorMessage
 HEADER = struct.Struct("".join(form for _, form in nlmsg.header))
 SO_BINDTODEVICE = 25  # asm-generic/socket.h
 
-TIMEOUT = 10  # seconds to wait for an answer; only a lost one takes time
-# No attribute exceeds 64 KiB, and a link's largest is its list of VFs. The size is below
-# malloc(3)'s threshold for mmap(2), so that an allocation is cheap.
+TIMEOUT = 10  # seconds to wait for an answer; only a lost answer takes time
+# No attribute exceeds 64 KiB, and the largest attribute of a link is its list of VFs. The size is
+# below malloc(3)'s threshold for mmap(2), so that an allocation is cheap.
 BUFFER = 120 << 10
 # The kernel has answered when send(2) returns; recv(2) returns the whole length of a cut datagram.
 _AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_TRUNC
@@ -44,7 +44,7 @@ DUMPS = 20  # attempts to read a table that keeps changing
 
 
 class NetlinkError(Exception):
-    """The kernel refused a request: its errno, and its own words if it sent any."""
+    """The kernel refused a request. Has the kernel's errno, and its words if it sent any."""
 
     def __init__(self, code: int, words: str = "") -> None:
         super().__init__(code, words)
@@ -55,15 +55,15 @@ class NetlinkError(Exception):
 class ChangeRequest(NamedTuple):
     """A request that changes something in the kernel."""
 
-    what: str  # for errors: 'setting "ib0" up'
+    what: str  # the request in errors: 'setting "ib0" up'
     kind: int  # the message type, RTM_*
     message: nlmsg
     flags: int = 0  # NLM_F_*
-    accepted: tuple[int, ...] = ()  # errnos that do not count as failure
+    accepted: tuple[int, ...] = ()  # errnos that do not count as failures
 
 
 class NetlinkSocket:
-    """A socket of a NETLINK_* protocol in its namespace, for one thread at a time."""
+    """A socket of a NETLINK_* protocol, for one thread at a time. It stays in one namespace."""
 
     def __init__(self, protocol: int) -> None:
         self._first = self._sequence = 0
@@ -72,7 +72,7 @@ class NetlinkSocket:
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
         )
         try:
-            # A refusal contains the kernel's words, and not the request.
+            # With these options a refusal contains the kernel's words, but not the request.
             self.socket.setsockopt(SOL_NETLINK, NETLINK_EXT_ACK, 1)
             self.socket.setsockopt(SOL_NETLINK, NETLINK_CAP_ACK, 1)
         except BaseException:
@@ -80,11 +80,14 @@ class NetlinkSocket:
             raise
 
     def fileno(self) -> int:
-        """The descriptor, for ioctl(2), which also works in the socket's namespace."""
+        """The descriptor, for ioctl(2), which then works in the socket's namespace."""
         return self.socket.fileno()
 
     def bind_to_device(self, name: bytes) -> None:
-        """Bind the socket to an interface, b"" for none. Netlink ignores this. Raises OSError."""
+        """Bind the socket to an interface, or to none with b"". Raises OSError.
+
+        The bind does not change how netlink works.
+        """
         self.socket.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name + b"\0")
 
     def close(self) -> None:
@@ -97,9 +100,9 @@ class NetlinkSocket:
         self.close()
 
     def change(self, *changes: ChangeRequest) -> None:
-        """Make these changes, in this order. Raises HostError for the first refused one.
+        """Make these changes, in this order. Raises HostError for the first refused change.
 
-        The kernel also makes the changes after a refused one. It acknowledges only the last.
+        The kernel also makes the changes after a refused change. It acknowledges only the last.
         """
         *others, last = changes
         with trying(last.what, *last.accepted):
@@ -141,7 +144,10 @@ class NetlinkSocket:
         return reply, part
 
     def table(self, kind: int, message: nlmsg) -> list[Any]:
-        """A whole table, decoded, read again if it changes during the dump. Raises NetlinkError."""
+        """A whole table, decoded. If the table changes meanwhile, it is read again.
+
+        Raises NetlinkError.
+        """
         if not self._is_strict:  # so that the kernel filters what it lists
             self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
             self._is_strict = True
@@ -154,7 +160,7 @@ class NetlinkSocket:
         raise NetlinkError(errno.EAGAIN, f"the table changed during each of {DUMPS} attempts")
 
     def _dumped(self) -> list[bytes] | None:
-        """The parts of a dump; `None` if it is inconsistent or incomplete."""
+        """The parts of a dump; `None` if the dump is inconsistent or incomplete."""
         whole = True
         parts: list[bytes] = []
         replies = self._replies()
@@ -179,7 +185,7 @@ class NetlinkSocket:
                 parts.append(part)
 
     def send(self, *requests: bytearray) -> None:
-        """Send requests. The kernel has handled them when this returns."""
+        """Send requests. The kernel has handled the requests when this function returns."""
         self._first = self._sequence + 1
         for request in requests:
             self._sequence += 1
@@ -190,7 +196,10 @@ class NetlinkSocket:
             raise NetlinkError(error.errno or errno.EIO) from None
 
     def _replies(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """Number, type, flags and bytes of each answer to the last `send`, not to earlier ones."""
+        """The number, type, flags and bytes of each answer to the last `send`.
+
+        Late answers to earlier requests are skipped.
+        """
         while True:
             datagram = self.receive()
             offset = 0
@@ -227,7 +236,7 @@ class Rtnetlink(NetlinkSocket):
 
 
 def netlink(namespace: NetworkNamespace | None = None) -> Rtnetlink:
-    """A socket in `namespace`, by default the thread's own. The socket stays in this namespace."""
+    """A socket in `namespace`, by default the thread's. The socket stays in that namespace."""
     if namespace is None:
         return Rtnetlink()
     with namespace.entered():
@@ -238,7 +247,7 @@ def netlink(namespace: NetworkNamespace | None = None) -> Rtnetlink:
 
 @contextmanager
 def trying(what: str, *accepted: int) -> Iterator[None]:
-    """Turn a NetlinkError in the block into a HostError; ignore errnos in `accepted`."""
+    """Turn a NetlinkError in the block into a HostError, unless `accepted` has its errno."""
     try:
         yield
     except NetlinkError as refused:

@@ -1,8 +1,8 @@
 """Reads and sets a PF's settings of its VFs (IFLA_VFINFO_LIST of rtnetlink).
 
 The structs are those of linux/if_link.h. A request is repeated only while the PF's driver is busy.
-Nothing is read back: some drivers accept a setting and keep the old one, so callers read it if they
-depend on it.
+This module reads no setting back. Some drivers accept a setting and keep the old value, so a caller
+that depends on a setting reads it.
 """
 
 import errno
@@ -30,10 +30,10 @@ UNSUPPORTED = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
 
 
 class VF(msgspec.Struct, frozen=True, kw_only=True):
-    """A VF in the PF's IFLA_VFINFO_LIST. `None` means that the driver does not report the value."""
+    """A VF in the PF's IFLA_VFINFO_LIST. `None` is a value that the driver does not report."""
 
     index: int
-    mac: str  # admin MAC, lower case; on InfiniBand the 20 bytes of the PF's own address
+    mac: str  # the PF's setting, lower case; on InfiniBand 20 bytes, the PF's own address
     vlan: int  # 0: no VLAN
     qos: int
     proto: str  # "802.1q", "802.1ad"
@@ -54,7 +54,7 @@ def read(route: Rtnetlink, pf: Link, index: int) -> VF:
 
 
 def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
-    """The interface `pf` and the settings of its VF by one request, if it exists."""
+    """The interface `pf` and the settings of its VF, by one request; `None` without `pf`."""
     answer = links.message_of(route, pf, PFMessage)
     if answer is None:
         return None
@@ -78,51 +78,51 @@ def set_vlan(route: Rtnetlink, pf: Link, index: int, vlan: int, qos: int, proto:
     if refused is None:
         return
     if proto != "802.1q":
-        raise _failure(what, refused, f"its driver cannot do {proto}, only 802.1q")
+        raise _failure(what, refused, f"the PF's driver has no {proto}, only 802.1q")
     if refused.code not in UNSUPPORTED:
         raise _failure(what, refused)
     # The driver may have the older attribute, which is only for 802.1q.
-    remedy = "its driver cannot tag for VFs, or not in switchdev mode"
+    remedy = "the PF's driver cannot set VLANs of VFs, perhaps only in switchdev mode"
     _set(route, pf, what, remedy, ("IFLA_VF_VLAN", tag))
 
 
 def set_rate(route: Rtnetlink, pf: Link, index: int, minimum: int, maximum: int) -> None:
-    """Set the VF's guaranteed and maximum transmit rates in Mbit/s; 0 means none."""
+    """Set the VF's guaranteed and maximum transmit rates in Mbit/s; 0 means no limit."""
     what = _what(f"min_tx_rate {minimum} and max_tx_rate {maximum}", pf, index)
     rates = {"vf": index, "min_tx_rate": minimum, "max_tx_rate": maximum}
     refused = _tried(route, pf, ("IFLA_VF_RATE", rates))
     if refused is None:
         return
     if refused.code == errno.EINVAL and not pf.carrier:
-        # igb, ixgbe and i40e compare the rate with the speed of the link, and refuse without one.
-        remedy = f'"{pf.name}" has no carrier: see its cable and the switch'
+        # igb, ixgbe and i40e compare the rate with the link's speed, and refuse without a speed.
+        remedy = f'"{pf.name}" has no carrier: check its cable and the switch'
         if not pf.up:
             remedy = f'"{pf.name}" is down: ip link set {pf.name} up'
         raise _failure(what, refused, f"{remedy} (drivers need the link's speed)", (errno.EINVAL,))
-    remedy = "its driver cannot set this rate"
+    remedy = "the PF's driver cannot set this rate"
     if minimum:
-        remedy = "many drivers, Intel's among them, cannot do min_tx_rate: leave it out"
+        remedy = "many drivers, such as Intel's, have no min_tx_rate: remove min_tx_rate"
     raise _failure(what, refused, remedy, (errno.EINVAL, *UNSUPPORTED))
 
 
 def set_spoofchk(route: Rtnetlink, pf: Link, index: int, on: bool) -> None:
     """Set whether the PF drops frames that the VF sends from another hardware address."""
     what = _what(f"spoofchk {_word(on)}", pf, index)
-    remedy = "its driver has no spoofchk: leave it out"
+    remedy = "the PF's driver has no spoofchk: remove spoofchk"
     _set(route, pf, what, remedy, ("IFLA_VF_SPOOFCHK", {"vf": index, "spoofchk": int(on)}))
 
 
 def set_trust(route: Rtnetlink, pf: Link, index: int, on: bool) -> None:
-    """Set whether the VF may change its hardware address, be promiscuous and so on."""
+    """Set whether the VF may, for example, change its hardware address or be promiscuous."""
     what = _what(f"trust {_word(on)}", pf, index)
-    remedy = "its driver does not support trusted VFs: leave trust out"
+    remedy = "the PF's driver does not support trusted VFs: remove trust"
     _set(route, pf, what, remedy, ("IFLA_VF_TRUST", {"vf": index, "trust": int(on)}))
 
 
 def set_link_state(route: Rtnetlink, pf: Link, index: int, state: str) -> None:
-    """Set the VF's link: as the PF's ("auto"), up ("enable") or down ("disable")."""
+    """Set the VF's link: like the PF's ("auto"), up ("enable") or down ("disable")."""
     what = _what(f"link_state {state}", pf, index)
-    remedy = f'its driver cannot set a VF\'s link to "{state}"'
+    remedy = f"the PF's driver cannot set a VF's link to \"{state}\""
     value = ("IFLA_VF_LINK_STATE", {"vf": index, "link_state": LINK_STATES.index(state)})
     _set(route, pf, what, remedy, value, against=(errno.EINVAL, *UNSUPPORTED))
 
@@ -130,15 +130,16 @@ def set_link_state(route: Rtnetlink, pf: Link, index: int, state: str) -> None:
 def set_guids(route: Rtnetlink, pf: Link, index: int, node: str | None, port: str | None) -> None:
     """Set an InfiniBand VF's GUIDs, "00:11:22:33:44:55:66:77". `None` leaves a GUID unchanged.
 
-    The VF's driver reads them when it binds. Each GUID has its own IFLA_VF_INFO in the message: if
-    one has two, the kernel sets only the first (do_setvfinfo, net/core/rtnetlink.c).
+    The VF's driver reads its GUIDs when it binds. Each GUID has a separate IFLA_VF_INFO in the
+    message: of two GUIDs in one IFLA_VF_INFO the kernel sets only the first (do_setvfinfo,
+    net/core/rtnetlink.c).
     """
     guids = [("node", "IFLA_VF_IB_NODE_GUID", node), ("port", "IFLA_VF_IB_PORT_GUID", port)]
     to_set = [(name, kind, guid) for name, kind, guid in guids if guid is not None]
     if not to_set:
         return
     what = _what(" and ".join(f"{name} GUID {guid}" for name, _, guid in to_set), pf, index)
-    remedy = "GUIDs are for InfiniBand, and for drivers that can set them (mlx5)"
+    remedy = "only InfiniBand has GUIDs, and only some drivers can set them (mlx5)"
     values = [
         (kind, {"vf": index, "guid": int(guid.replace(":", ""), 16)}) for _, kind, guid in to_set
     ]
@@ -161,7 +162,7 @@ def _set(
     *values: tuple[str, object],
     against: Sequence[int] = UNSUPPORTED,
 ) -> None:
-    """Set these attributes of VFs. Raises HostError, with the remedy for errnos in `against`."""
+    """Set these attributes of VFs. Raises HostError, with `remedy` for an errno in `against`."""
     refused = _tried(route, pf, *values)
     if refused is not None:
         raise _failure(what, refused, remedy, against)
@@ -175,7 +176,7 @@ def _failure(
 
 
 def _tried(route: Rtnetlink, pf: Link, *values: tuple[str, object]) -> NetlinkError | None:
-    """Send one RTM_SETLINK; repeat it while the driver is busy. Returns the last refusal."""
+    """Send an RTM_SETLINK, again while the driver is busy. Returns the last refusal, if any."""
     infos = {"attrs": [("IFLA_VF_INFO", {"attrs": [value]}) for value in values]}
     refusal: NetlinkError | None = None
 
@@ -195,7 +196,7 @@ def _tried(route: Rtnetlink, pf: Link, *values: tuple[str, object]) -> NetlinkEr
 
 
 def _among(answer: PFMessage, pf: Link, index: int) -> VF:
-    # The VFs are in the order of their numbers, some may be missing (rtnl_fill_vf).
+    # The VFs are in the order of their numbers, but some may be missing (rtnl_fill_vf).
     for info in reversed(answer["vfs"][: index + 1]):
         vf = _vf(info, pf)
         if vf.index == index:
@@ -235,12 +236,12 @@ def _vf(info: Any, pf: Link) -> VF:  # noqa: ANN401 - pyroute2 is not typed
 
 
 def _setting(shown: Mapping[str, Any], kind: str, name: str) -> int | None:
-    """The value in a struct; `None` if it is absent or not reported."""
+    """The value in a struct; `None` if the value is absent or not reported."""
     value = int(shown[kind][name]) if kind in shown else UNREPORTED
     return None if value == UNREPORTED else value
 
 
 def _guid(info: Any) -> str | None:  # noqa: ANN401
-    """A GUID as text, big endian, from a number in host order; `None` for zero."""
+    """The text of a GUID, in big endian, from a number in host order; `None` for zero."""
     number = int(info["guid"]) if info is not None else 0
     return number.to_bytes(8, "big").hex(":") if number else None

@@ -1,5 +1,5 @@
-"""sysfs and /proc: PCI functions, HCAs, GPUs, and the distances between them.
+"""Reads PCI functions, HCAs, GPUs, and the distances between them from sysfs and /proc.
 
-`discovery` finds HCAs. `pci` reads functions and their drivers, `gpus` the GPUs, and `infiniband`
-the ports. `topology` has distances, `selectors` choose HCAs.
+`discovery` finds HCAs, and `selectors` chooses HCAs. `pci` reads functions and their drivers,
+`gpus` reads GPUs, and `infiniband` reads ports. `topology` computes distances.
 """

@@ -1,18 +1,18 @@
 """Reads and writes sysfs: attributes, directories and links.
 
-Devices come and go while they are read, and drivers refuse attributes that they do not support
-(EINVAL, EOPNOTSUPP, EIO). So reading raises nothing: an unreadable file is empty. Paths are
-strings, because reading all HCAs takes thousands of calls and a Path costs more than a call.
-Drivers' files in procfs, such as NVIDIA's, can be read the same way.
+A device may come or go while it is read, and a driver refuses attributes that it does not support
+(EINVAL, EOPNOTSUPP, EIO). So a read raises nothing: an unreadable file counts as empty. Paths are
+strings, because a read of all HCAs takes thousands of calls, and making a Path takes longer than a
+call. This module also reads drivers' files in procfs, such as NVIDIA's.
 """
 
 import os
 
-_PAGE = 65536  # bytes; the largest page of any architecture, and so the longest attribute
+_PAGE = 65536  # bytes; the largest page of any architecture; an attribute fits into a page
 
 
 def text(path: str, errors: str = "strict") -> str:
-    """An attribute, stripped; "" if it cannot be read or is not UTF-8 (`errors` as in decode)."""
+    """An attribute, stripped; "" if it is unreadable or not UTF-8. `errors` is that of decode."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -35,7 +35,7 @@ def write(path: str, text: str) -> None:
 
 
 def number(path: str) -> int | None:
-    """An attribute that is a number, "12" or "0x1"; `None` for anything else."""
+    """The number in an attribute, such as "12" or "0x1"; `None` if it has no number."""
     try:
         return int(text(path), 0)
     except ValueError:
@@ -43,13 +43,13 @@ def number(path: str) -> int | None:
 
 
 def numa_node(*devices: str) -> int | None:
-    """The NUMA node of the first of these devices that has one; the kernel's -1 means unknown."""
+    """The NUMA node of the first of these devices whose node is known (not -1), or `None`."""
     nodes = (number(f"{device}/numa_node") for device in devices)
     return next((node for node in nodes if node is not None and node >= 0), None)
 
 
 def names(directory: str) -> list[str]:
-    """The names in a directory, unsorted; [] if it cannot be read."""
+    """The names in a directory, unsorted; [] if the directory cannot be read."""
     try:
         return os.listdir(directory)  # noqa: PTH208
     except OSError:
@@ -70,5 +70,5 @@ def target(path: str) -> str:
 
 
 def exists(path: str) -> bool:
-    """Whether the path exists; False for a link to nothing."""
+    """Whether the path exists; False for a broken link."""
     return os.path.exists(path)  # noqa: PTH110

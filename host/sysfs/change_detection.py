@@ -1,6 +1,6 @@
-"""Detects changes in sysfs at a fraction of the cost of reading all HCAs again.
+"""Detects changes in sysfs in a fraction of the time that a read of all HCAs takes.
 
-These functions run every second and with every allocation.
+The device plugin calls these functions every second and for every allocation.
 """
 
 import os
@@ -15,7 +15,7 @@ _PARTS = ("class/infiniband", _UVERBS, "bus/pci/devices", "bus/auxiliary/devices
 
 
 def hardware(paths: Paths) -> frozenset[str]:
-    """Names in sysfs that change when hardware, drivers or their interfaces come or go."""
+    """Names in sysfs. The set changes when hardware, a driver or its interface comes or goes."""
     sys = paths.sys
     entries = {
         f"{part}/{name}" for part in _PARTS for name in attribute_files.names(f"{sys}/{part}")
@@ -37,7 +37,7 @@ def uverbs(paths: Paths) -> frozenset[str]:
 
 
 def has_other_ports(paths: Paths, hcas: Iterable[HCA], *, rates: bool = False) -> bool:
-    """Whether the state of a port, with `rates` also the rate, differs from that in `hcas`."""
+    """Whether a port's state, or with `rates` a port's rate, differs from the one in `hcas`."""
     for rdma in (rdma for hca in hcas for rdma in hca.rdma):
         for port in rdma.ports:
             at = f"{paths.sys}/class/infiniband/{rdma.name}/ports/{port.number}"
@@ -55,13 +55,13 @@ def is_absent(paths: Paths, hca_id: str) -> bool:
 
 
 def has_its_devices(paths: Paths, hca: HCA) -> bool:
-    """Whether the HCA still has the RDMA devices and character devices in `hca`.
+    """Whether the HCA still has the RDMA devices and character devices that `hca` lists.
 
-    The kernel assigns new names and numbers when a driver is loaded, and may swap them between
-    HCAs.
+    The kernel assigns new names and numbers when a driver is loaded, and may swap the names and
+    numbers of two HCAs.
     """
     sys = paths.sys
-    if not hca.rdma:  # they may have come back from a pod
+    if not hca.rdma:  # RDMA devices may have come back from a pod
         return not any(os.path.lexists(f"{sys}/class/infiniband/{name}") for name in hca.rdma_names)
     for rdma in hca.rdma:
         directory = attribute_files.link(f"{sys}/class/infiniband/{rdma.name}")

@@ -1,13 +1,13 @@
 """Finds the HCAs of this node in sysfs, for the device plugin's pools and for policies.
 
 An HCA is a PCI network function (PF or VF), an auxiliary device (SF), or a software RDMA device.
-Its id stays the same over reboots and driver reloads, so it is the PCI address and not `mlx5_N`.
+Its id is the PCI address and not `mlx5_N`, because a reboot or a driver reload may change `mlx5_N`.
 
-Interfaces and RDMA devices are visible only in their own network namespace, uverbs devices in all
-of them. So `HCA.rdma_names`, which uses both, also has RDMA devices that are in pods.
+Interfaces and RDMA devices are visible only in their own network namespace, but uverbs devices in
+all namespaces. So `HCA.rdma_names`, which uses both, also has RDMA devices that are in pods.
 
-Every entry of a bus or class directory is a link into /sys/devices. The directories above its
-target are the devices that it is on. Sources: Documentation/ABI/stable/sysfs-class-infiniband,
+Every entry of a bus or class directory is a link into /sys/devices. The directories above the
+link's target are the parent devices. Sources: Documentation/ABI/stable/sysfs-class-infiniband,
 testing/sysfs-class-net and sysfs-bus-pci; drivers/infiniband/core/{uverbs_main,user_mad}.c,
 ulp/ipoib/ipoib_vlan.c.
 """
@@ -26,7 +26,7 @@ _ARPHRD = {"1": "ether", "32": "infiniband"}  # linux/if_arp.h
 
 
 class CharacterDevice(msgspec.Struct, frozen=True):
-    """A character device: its name and its numbers in sysfs."""
+    """The name and the numbers that sysfs has for a character device."""
 
     name: str  # "uverbs0"; its node is /dev/infiniband/uverbs0
     major: int
@@ -34,7 +34,7 @@ class CharacterDevice(msgspec.Struct, frozen=True):
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of an RDMA device. States are sysfs's: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
+    """A port of an RDMA device, with sysfs's states: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
 
     number: int
     link_layer: str  # "InfiniBand" or "Ethernet"
@@ -51,7 +51,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
     """An RDMA device (struct ib_device) in sysfs. smi* devices carry no data and are omitted."""
 
-    name: str  # "mlx5_0"; depends on probe order, so another device may have it after a reboot
+    name: str  # "mlx5_0"; another device may have this name after a reboot (probe order)
     uverbs: CharacterDevice | None
     ports: tuple[Port, ...]
 
@@ -59,9 +59,9 @@ class RdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
 class HCA(msgspec.Struct, frozen=True, kw_only=True):
     """A device that a pool can offer."""
 
-    id: str  # the address; for software devices, which have none, the RDMA device's name
+    id: str  # the address; for a software device, which has no address, the RDMA device's name
     address: str = ""  # "0000:3b:00.0", "mlx5_core.sf.4"; "" for a software device
-    vendor: str = ""  # "15b3", as in sysfs without 0x; an SF has its PF's; "" if unknown
+    vendor: str = ""  # "15b3", as in sysfs without 0x; of the PF for an SF; "" if unknown
     device: str = ""  # "101e"
     driver: str = ""
     pf: str = ""  # address of the PF if this is a VF or an SF, else ""
@@ -73,7 +73,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
     netdevs: tuple[str, ...] = ()  # visible in this network namespace, sorted
     link_types: tuple[str, ...] = ()  # their types: "ether", "infiniband"
     rdma: tuple[RdmaDevice, ...] = ()  # visible in this network namespace, sorted
-    rdma_names: tuple[str, ...] = ()  # of its RDMA devices in any network namespace, sorted
+    rdma_names: tuple[str, ...] = ()  # all its RDMA devices, in any network namespace, sorted
     iommu_group: str = ""  # "37" if a userspace driver such as vfio-pci is bound; else ""
     software: bool = False  # Soft-RoCE or siw: software on a netdev
     num_vfs: int = 0
@@ -85,7 +85,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unknown(name: str) -> HCA:
-    """An HCA that is not in sysfs, or not any more. Only its id is known."""
+    """An HCA that sysfs does not have, or no longer has. Only its id is known."""
     return HCA(id=name, address=pci.canonical(name) or "")
 
 
@@ -100,7 +100,7 @@ class Netdev(NamedTuple):
 
 
 class SysfsSnapshot:
-    """The entries of the bus and class directories at one moment. Attributes are read at each use.
+    """The bus and class directories at one moment. An attribute is read each time it is used.
 
     Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0". Paths are relative to /sys.
     An attribute that cannot be read is "".
@@ -118,7 +118,7 @@ class SysfsSnapshot:
         self.visible: set[str] = set()  # names of netdevs
         self._read_netdevs()
         self.rdma: dict[str, list[str]] = {}  # names of visible RDMA devices, by their HCA's id
-        self.rdma_names: dict[str, set[str]] = {}  # the same in all network namespaces
+        self.rdma_names: dict[str, set[str]] = {}  # like `rdma`, but in all network namespaces
         self.software: set[str] = set()  # names of software RDMA devices
         self.above: dict[str, str] = {}  # the directory of an RDMA device's parent device
         self.uverbs: dict[str, CharacterDevice] = {}  # by RDMA device
@@ -185,7 +185,7 @@ class SysfsSnapshot:
         for name, directory in self._directories("class/net").items():
             device = directory.rpartition("/net/")[0] or "virtual"
             above, _, last = device.rpartition("/")
-            if last.startswith("virtio"):  # its netdevs are on a device of the virtio bus
+            if last.startswith("virtio"):  # the netdev is on a device of the virtio bus
                 device = above
             self._netdevs.setdefault(device, []).append(name)
             self.visible.add(name)
@@ -212,7 +212,7 @@ class SysfsSnapshot:
                 self.mad[rdma, self.text(f"{at}/port"), name.rstrip("0123456789")] = node
 
     def _home(self, name: str, above: str) -> str:
-        """The id of an RDMA device's HCA: the nearest device above with an address, or its name."""
+        """The id of an RDMA device's HCA: the nearest address above it, else the device's name."""
         if above == "virtual":
             self.software.add(name)
         while above:
@@ -223,7 +223,7 @@ class SysfsSnapshot:
 
 
 class HCAsByName:
-    """The HCAs of the node at one moment, each read at its first use."""
+    """The HCAs of the node at one moment. Each HCA is read when it is first used."""
 
     def __init__(self, paths: Paths) -> None:
         self._snapshot = SysfsSnapshot(paths)
@@ -245,8 +245,8 @@ def hcas(paths: Paths) -> list[HCA]:
     """Every HCA of the node, sorted by id.
 
     These are PCI functions of class 02 (network) or with an RDMA device, mlx5's SFs, and RDMA
-    devices on neither, such as software and other buses. An HCA that cannot be read does not hide
-    the rest. An HCA that vanishes while it is read is left out.
+    devices that are on neither, such as software. An unreadable HCA does not hide other HCAs. An
+    HCA that vanishes while it is read is left out.
     """
     snapshot = SysfsSnapshot(paths)
     with_rdma = snapshot.rdma_names.keys()
@@ -303,11 +303,11 @@ def _on_a_device(snapshot: SysfsSnapshot, address: str, directory: str) -> HCA:
 
 
 def _without_address(snapshot: SysfsSnapshot, name: str) -> HCA:
-    """The HCA for an RDMA device that is on no PCI function: software, or on another bus."""
+    """The HCA of an RDMA device without a PCI function: software, or a device on another bus."""
     software = name in snapshot.software
     rdma = _devices(snapshot, name, [] if software else snapshot.own(snapshot.above.get(name, "")))
     names = {netdev for device in rdma for port in device.ports for netdev in port.netdevs}
-    # Only rdma_rxe has `parent`; its GID table is empty while the interface is down.
+    # Only rdma_rxe has `parent`. Its GID table is empty while the interface is down.
     if (parent := snapshot.text(f"class/infiniband/{name}/parent")) in snapshot.visible:
         names.add(parent)
     netdevs = [snapshot.netdev(netdev) for netdev in sorted(names)]
@@ -361,11 +361,11 @@ def _port(snapshot: SysfsSnapshot, rdma: str, number: int, own: list[Netdev]) ->
 
 
 def _with_guid(snapshot: SysfsSnapshot, guid: str, own: list[Netdev]) -> tuple[str, ...]:
-    """The IPoIB interfaces on a port: their addresses end in the port's GUID, not the node's."""
+    """The IPoIB interfaces on a port. Their addresses end in the port's GUID, not in the node's."""
     digits = guid.replace(":", "")
     if not digits.strip("0"):
         return ()
-    # The interfaces of an HCA that is not a PCI function may be on another device, or on none.
+    # If an HCA is not a PCI function, its interfaces may be on another device, or on no device.
     netdevs = own or [snapshot.netdev(name) for name in sorted(snapshot.visible)]
     return tuple(netdev.name for netdev in netdevs if netdev.guid == digits and not netdev.foreign)
 
@@ -373,10 +373,10 @@ def _with_guid(snapshot: SysfsSnapshot, guid: str, own: list[Netdev]) -> tuple[s
 def _in_gid_table(
     snapshot: SysfsSnapshot, ndevs: str, number: int, own: list[Netdev]
 ) -> tuple[str, ...]:
-    """The interfaces in a RoCE port's GID table; if it is empty, those with the port's number.
+    """The interfaces in a RoCE port's GID table; if it is empty, interfaces of the port's number.
 
-    The table also has VLANs and bonds on the port. They count only if no interface of the device
-    itself is in the table.
+    The table also has VLANs and bonds on the port. VLANs and bonds count only if the table has no
+    interface of the device itself.
     """
     named = {snapshot.text(f"{ndevs}/{index}") for index in snapshot.indexes(ndevs)}
     if direct := [netdev.name for netdev in own if netdev.name in named]:

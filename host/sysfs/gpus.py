@@ -1,7 +1,7 @@
-"""Finds NVIDIA GPUs in the driver's /proc files, and by the ids that device plugins use.
+"""Finds NVIDIA GPUs in the driver's /proc files, and looks a GPU up by a device plugin's id.
 
-Sources: the driver's README, "The /proc interface" (gpus/*/information); the device plugins of
-NVIDIA, GKE, Deepomatic, Alnair and HAMi for their ids.
+Sources: the driver's README, "The /proc interface" (gpus/*/information); for ids, the device
+plugins of NVIDIA, GKE, Deepomatic, Alnair and HAMi.
 """
 
 import re
@@ -14,8 +14,8 @@ from host.sysfs import attribute_files, pci
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _GPU = re.compile(rf"GPU-{_UUID}", re.IGNORECASE)
-# NVIDIA's "GPU-…" and replicas "GPU-…::3", Alnair's "GPU-…_3", HAMi's "GPU-…-3"; old drivers have
-# "MIG-GPU-…/1/0". "MIG-…" does not name the GPU.
+# NVIDIA's "GPU-…" and replicas "GPU-…::3", Alnair's "GPU-…_3", HAMi's "GPU-…-3", old drivers'
+# "MIG-GPU-…/1/0". An id "MIG-…" without the GPU's UUID does not name the GPU.
 _BY_UUID = re.compile(
     rf"(?:(GPU-{_UUID})(?:(?:::|_|-)[0-9]+)?|MIG-(GPU-{_UUID})/[0-9]+/[0-9]+(?:::[0-9]+)?)",
     re.IGNORECASE,
@@ -34,7 +34,7 @@ class GPU(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpus(paths: Paths) -> list[GPU]:
-    """The GPUs of the node that can be read, sorted by address; [] without the driver."""
+    """The node's readable GPUs, sorted by address; [] without NVIDIA's driver."""
     gpus = []
     directory = _directory(paths)
     for name in attribute_files.names(directory):
@@ -47,7 +47,9 @@ def gpus(paths: Paths) -> list[GPU]:
         uuid, minor = fields.get("GPU UUID", ""), fields.get("Device Minor", "")
         gpus.append(
             GPU(
-                uuid=uuid if _GPU.fullmatch(uuid) else "",  # "GPU-????????-…" until it is set up
+                uuid=uuid
+                if _GPU.fullmatch(uuid)
+                else "",  # "GPU-????????-…" until the GPU is set up
                 address=address,
                 minor=int(minor) if minor.isdecimal() else None,
                 numa=attribute_files.numa_node(f"{paths.sys}/bus/pci/devices/{address}"),
@@ -57,7 +59,7 @@ def gpus(paths: Paths) -> list[GPU]:
 
 
 class GPUs:
-    """The GPUs of the node, cached until their names change or one is set up."""
+    """The GPUs of the node, cached. They are read again if names change or a UUID is missing."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -65,7 +67,7 @@ class GPUs:
         self._gpus: list[GPU] = []
 
     def read(self) -> list[GPU]:
-        """`gpus`, cached."""
+        """The GPUs of the node, from the cache or read again."""
         names = set(attribute_files.names(_directory(self._paths)))
         if names != self._names or not all(gpu.uuid for gpu in self._gpus):
             self._gpus = gpus(self._paths)
@@ -79,7 +81,7 @@ def is_uuid(text: str) -> bool:
 
 
 def address_of(gpus: Iterable[GPU], device_id: str) -> str:
-    """The PCI address of the GPU with this device plugin id; "" if it is unknown."""
+    """The PCI address of the GPU that a device plugin's id names; "" if the GPU is unknown."""
     if by_uuid := _BY_UUID.fullmatch(device_id):
         uuid = (by_uuid[1] or by_uuid[2]).lower()
         return next((gpu.address for gpu in gpus if gpu.uuid.lower() == uuid), "")

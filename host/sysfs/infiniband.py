@@ -16,7 +16,7 @@ FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
 
 class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
-    """The port under an IPoIB interface. Each property is read from sysfs at each use."""
+    """The port that an IPoIB interface is on. A property is read from sysfs at each use."""
 
     hca: str
     number: int
@@ -36,7 +36,7 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pkeys(self) -> Iterator[int]:
-        """The P_Keys of the table's slots in use, read one by one: there may be 128 slots."""
+        """The P_Keys in the port's table, read one by one, because a table may have 128 slots."""
         table = f"{self.directory}/pkeys"
         for slot in sorted(int(name) for name in attribute_files.names(table) if name.isdecimal()):
             if pkey := attribute_files.number(f"{table}/{slot}"):  # an empty slot has 0x0000
@@ -48,10 +48,10 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def port_of(paths: Paths, link: Link) -> IpoibPort | None:
-    """The port under an IPoIB interface of the host; `None` if sysfs does not show it.
+    """The port that an IPoIB interface of the host is on; `None` if sysfs does not show the port.
 
-    The last 8 bytes of an interface's address are its port's GUID. The GUID decides, because an HCA
-    that is not a PCI function has no `device/infiniband` below the netdev.
+    The last 8 bytes of an interface's address are its port's GUID. The GUID identifies the port,
+    because the netdev of an HCA that is not a PCI function has no `device/infiniband`.
     """
     guid = link.mac.replace(":", "")[-16:]
     below_netdev = f"{paths.sysfs}/class/net/{link.name}/device/infiniband"
@@ -71,6 +71,6 @@ def node_guid(paths: Paths, hca: str) -> str:
 
 
 def bdf_of(paths: Paths, name: str) -> str:
-    """The PCI address of the function under a netdev of the host; "" if there is none."""
+    """The address of the PCI function of a netdev on the host; "" if there is none."""
     address = attribute_files.target(f"{paths.sysfs}/class/net/{name}/device")
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""

@@ -1,9 +1,9 @@
-"""Reads PCI functions and auxiliary devices from sysfs (PF, VF, driver, netdevs), binds drivers.
+"""Reads PCI functions and auxiliary devices from sysfs (PF, VF, driver, netdevs). Binds drivers.
 
-Below a device, `net/` lists only interfaces in the network namespace of the sysfs mount. So does
-`infiniband/` in the RDMA subsystem's exclusive mode. The device itself, its driver, `physfn` and
-`virtfn*` are visible in every namespace. A device that vanishes while it is read (hot-unplug,
-rebind) reads as absent.
+The directory `net/` of a device lists only interfaces in the network namespace of the sysfs mount,
+and so does `infiniband/` in the RDMA subsystem's exclusive mode. The device itself, its driver,
+`physfn` and `virtfn*` are visible in every namespace. A device that vanishes while it is read
+(hot-unplug, rebind) counts as absent.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net, stable/sysfs-class-infiniband,
 drivers/base/bus.c.
@@ -26,7 +26,7 @@ _UIO = frozenset(("uio_pci_generic", "igb_uio"))
 
 _BDF = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[01][0-9a-f]\.[0-7])", re.IGNORECASE)
 _AUXILIARY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.[A-Za-z0-9_-]+\.[0-9]+")  # module.name.id
-_last_index: dict[str, int] = {}  # by a VF's address; verified before each use
+_last_index: dict[str, int] = {}  # the last number by a VF's address; verified before each use
 _NAME_MAX = 256  # bytes of a file's name with its final zero
 _VIRTFN = re.compile(r"virtfn([0-9]+)")
 
@@ -39,12 +39,12 @@ _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+.*")
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A PCI function, or an auxiliary device (a scalable function), in sysfs.
 
-    `netdevs` and `rdma` have only devices in the network namespace of the sysfs mount: a VF whose
-    interface is in a pod has no netdev. A PF's `netdevs` include its representors.
+    `netdevs` and `rdma` have only devices in the network namespace of the sysfs mount, so a VF
+    whose interface is in a pod has no netdev. The `netdevs` of a PF include representors.
     """
 
     address: str  # "0000:af:06.0", or "mlx5_core.sf.6"
-    driver: str  # "" if none is bound
+    driver: str  # "" if no driver is bound
     pf: str  # address of the PF if this is a VF, else ""
     index: int | None  # number of the VF at its PF
     netdevs: tuple[str, ...]  # sorted
@@ -53,17 +53,17 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_vf(self) -> bool:
-        """Whether it is a VF whose PF is visible; in a virtual machine it is not."""
+        """Whether this is a VF with a visible PF. In a virtual machine the PF is not visible."""
         return self.pf != ""
 
     @property
     def userspace(self) -> bool:
-        """Whether a userspace driver has it (DPDK, a virtual machine), so it has no netdev."""
+        """Whether a userspace driver is bound (DPDK, a virtual machine), so a netdev is missing."""
         return for_userspace(self.driver)
 
 
 def for_userspace(driver: str) -> bool:
-    """Whether this is a driver for userspace programs: UIO, vfio-pci or a vendor's variant."""
+    """Whether the driver is for userspace programs: UIO, vfio-pci or a vendor's variant of it."""
     return driver in _UIO or driver.replace("-", "_").endswith("vfio_pci")
 
 
@@ -73,7 +73,7 @@ def is_representor(phys_port_name: str) -> bool:
 
 
 def canonical(text: str) -> Bdf | None:
-    """An address in sysfs's spelling: "AF:06.0" becomes "0000:af:06.0"; `None` if it is invalid."""
+    """The address as sysfs spells it: "AF:06.0" becomes "0000:af:06.0". `None` if invalid."""
     return _canonical(text) if len(text) < _NAME_MAX else None
 
 
@@ -85,7 +85,7 @@ def _canonical(text: str) -> Bdf | None:
 
 
 def find(paths: Paths, address: str) -> Function | None:
-    """The device with that address, in any spelling; `None` if it is absent."""
+    """The device with that address, in any spelling; `None` if it does not exist."""
     bdf = canonical(address)
     if bdf is None:
         return None
@@ -108,14 +108,14 @@ def netdevs(paths: Paths, address: str) -> list[str]:
 
 
 def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
-    """The PF of the VF with that canonical address, and its number there; else ("", `None`)."""
+    """The PF of the VF with that canonical address, and the VF's number; else ("", `None`)."""
     device = _device(paths, address)
     pf = attribute_files.target(f"{device}/physfn")
     return pf, _index(paths, pf, address) if pf else None
 
 
 def vfs(paths: Paths, pf: str) -> list[Function]:
-    """The VFs of the PF with that address, by index; [] if it has none."""
+    """The VFs of the PF with that address, in the order of their numbers; [] without VFs."""
     bdf = canonical(pf)
     if bdf is None:
         return []
@@ -127,7 +127,7 @@ def vfs(paths: Paths, pf: str) -> list[Function]:
 
 
 def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
-    """Index and address of the VFs of the PF with that canonical address, by index."""
+    """The number and address of each VF of the PF with that canonical address, in order."""
     found = []
     for entry, link in _below(_device(paths, pf)).items():
         if (name := _VIRTFN.fullmatch(entry)) and (address := attribute_files.target(link)):
@@ -136,7 +136,10 @@ def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
 
 
 def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
-    """How many VFs a device has and can have (sriov_numvfs, sriov_totalvfs)."""
+    """The number of VFs that a device has, and the number that it can have.
+
+    These are sriov_numvfs and sriov_totalvfs.
+    """
     bdf = canonical(pf)
     if bdf is None:
         return (0, 0)
@@ -147,7 +150,7 @@ def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
 
 
 def pf_netdev(paths: Paths, pf: str) -> str:
-    """The name of the PF's own netdev, of the first port; "" if it is not in this namespace."""
+    """The name of the netdev of the PF's first port; "" if this namespace does not have it."""
     bdf = canonical(pf)
     if bdf is None:
         return ""
@@ -163,13 +166,13 @@ def pf_netdev(paths: Paths, pf: str) -> str:
 
 
 def of_netdev(paths: Paths, netdev: str) -> Function | None:
-    """The function under a netdev of the host, if any; for a representor this is the PF."""
+    """The function of a netdev on the host, if any. The function of a representor is the PF."""
     address = _address_under(paths, "net", netdev)
     return find(paths, address) if address else None
 
 
 def holder_of_rdma(paths: Paths, rdma: str) -> str:
-    """The address of the function under an RDMA device, or under Soft-RoCE's netdev; else ""."""
+    """The address of an RDMA device's function, or of its netdev's for Soft-RoCE; "" if none."""
     device = _rdma(paths, rdma)
     if _is_virtual(device):
         netdev = _netdev_of_soft(device)
@@ -191,10 +194,7 @@ def is_software(paths: Paths, rdma: str) -> bool:
 
 
 def uverbs_of(paths: Paths, rdma: str) -> str:
-    """The name of an RDMA device's character device ("uverbs0"), or "".
-
-    Binding may change the name.
-    """
+    """The name of an RDMA device's character device ("uverbs0"), or "". A bind may change it."""
     for uverbs, entry in _below(f"{paths.sysfs}/class/infiniband_verbs").items():
         if attribute_files.text(f"{entry}/ibdev") == rdma:
             return uverbs
@@ -202,13 +202,13 @@ def uverbs_of(paths: Paths, rdma: str) -> str:
 
 
 def uverbs_numbers(paths: Paths) -> dict[str, tuple[str, int, int]]:
-    """Each RDMA device's character device: {"mlx5_0": ("uverbs0", 231, 192)}."""
+    """The character device of each RDMA device: {"mlx5_0": ("uverbs0", 231, 192)}."""
     return _uverbs_in(f"{paths.sysfs}/class/infiniband_verbs")
 
 
 def uverbs_number(paths: Paths, rdma: str) -> tuple[str, int, int] | None:
     """The character device of an RDMA device, as in `uverbs_numbers`, or `None`."""
-    # Below the device there is one, while a node may have a hundred.
+    # The directory of the device has one entry; the node's directory may have a hundred.
     numbers = _uverbs_in(f"{_rdma(paths, rdma)}/device/infiniband_verbs")
     return numbers.get(rdma) or uverbs_numbers(paths).get(rdma)
 
@@ -239,14 +239,14 @@ def unbind(paths: Paths, function: Function) -> None:
 def bind(paths: Paths, function: Function, driver: str) -> None:
     """Bind a function without a driver to `driver`. Raises HostError.
 
-    A driver that does not match the function's PCI IDs (vfio-pci) gets it by `driver_override`,
-    which the next `bind` to another driver clears.
+    A driver that does not match the function's PCI IDs (vfio-pci) needs `driver_override`. The next
+    `bind` to another driver clears `driver_override`.
     """
     override = f"{_device(paths, function.address)}/driver_override"
     driver_directory = _driver_directory(paths, function.address, driver)
     what = f"cannot bind {function.address} to driver {driver}"
     if not attribute_files.exists(driver_directory):
-        raise HostError(f"{what}: this driver does not exist: is its kernel module loaded?")
+        raise HostError(f"{what}: this driver does not exist: load its kernel module")
     try:
         if attribute_files.text(override) not in ("", "(null)", driver):
             attribute_files.write(override, "\n")  # else the kernel refuses every other driver
@@ -319,7 +319,7 @@ def _rdma(paths: Paths, name: str) -> str:
 
 
 def _index(paths: Paths, pf: str, vf: str) -> int | None:
-    """The number of a VF at its PF. Its last place is checked first: a PF may have 127 VFs."""
+    """The number of a VF at its PF. The last number is checked first: a PF may have 127 VFs."""
     last = _last_index.get(vf)
     if last is None or attribute_files.target(f"{_device(paths, pf)}/virtfn{last}") != vf:
         last = next((index for index, address in indexed_vfs(paths, pf) if address == vf), None)
@@ -333,7 +333,7 @@ def _netdevs(device: str) -> dict[str, str]:
     netdevs = _below(f"{device}/net")
     if not netdevs and ":" in device.rpartition("/")[2]:
         for name in attribute_files.names(device):
-            if name.startswith("virtio"):  # its netdevs are on a device of the virtio bus
+            if name.startswith("virtio"):  # the netdevs are on a device of the virtio bus
                 netdevs |= _below(f"{device}/{name}/net")
     return netdevs
 
@@ -344,10 +344,10 @@ def _below(directory: str) -> dict[str, str]:
 
 
 def _address_under(paths: Paths, kind: str, name: str) -> str:
-    """The address of the device under a netdev or RDMA device; "" for another bus or none."""
+    """The address of the device that a netdev or RDMA device is on; "" for other buses or none."""
     link = f"{paths.sysfs}/class/{kind}/{name}/device"
     device = attribute_files.target(link)
-    if device.startswith("virtio"):  # its parent is the PCI function
+    if device.startswith("virtio"):  # the PCI function is the parent of this device
         device = os.path.basename(os.path.dirname(os.path.realpath(link)))  # noqa: PTH119, PTH120
     address = canonical(device)
     return address if address and attribute_files.exists(_device(paths, address)) else ""
@@ -367,7 +367,8 @@ def _is_virtual(device: str) -> bool:
 
 
 def _netdev_of_soft(device: str) -> str:
-    # Only rdma_rxe has `parent`; any driver has the GID table, but it is empty while down.
+    # Only rdma_rxe has `parent`. Every driver has the GID table, which is empty while the
+    # interface is down.
     return attribute_files.text(f"{device}/parent") or attribute_files.text(
         f"{device}/ports/1/gid_attrs/ndevs/0"
     )

@@ -1,8 +1,8 @@
-"""Selects HCAs: those of a pool of the device plugin, or of a rule of the policy.
+"""Selects HCAs for a pool of the device plugin, or for a rule of the policy.
 
-All keys of a selector must match, each with one of its values; one of several selectors must match.
-The keys are those of the SR-IOV network device plugin, with `ifNames` of the Mellanox plugin and
-our own `rdmaDevices`.
+A selector matches if one value of each of its keys matches. A list of selectors matches if one
+selector matches. The keys are those of the SR-IOV network device plugin, `ifNames` of the Mellanox
+plugin, and our own `rdmaDevices`.
 """
 
 import re
@@ -37,7 +37,7 @@ class Selector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OWN: Mapping[str, str] = {key: key for key in Selector.__struct_fields__}
-"""The keys in our own file."""
+"""The spelling of the keys in our own configuration file."""
 
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 _PCI_ID = re.compile(r"(?:0x)?([0-9a-f]{4})", re.IGNORECASE)
@@ -47,7 +47,7 @@ _PKEY = re.compile(r"0x[0-9a-f]{1,4}", re.IGNORECASE)
 def parse(
     value: object, where: str, spelling: Mapping[str, str] = OWN, *, loose: bool = False
 ) -> Selector:
-    """Read a selector. `spelling` maps the keys of the file to ours. Raises DocumentError."""
+    """Read a selector. `spelling` maps the file's keys to our keys. Raises DocumentError."""
     shapes = {
         written: bool if key == "isRdma" else tuple[str, ...] for written, key in spelling.items()
     }
@@ -56,7 +56,7 @@ def parse(
     for written, values in fields.items():
         key = spelling[written]
         if values == () and not loose:
-            raise DocumentError(f"{where}.{written}: is empty, which selects nothing: leave it out")
+            raise DocumentError(f"{where}.{written}: is empty and selects nothing: remove the key")
         if key == "isRdma":
             checked[key] = values
             continue
@@ -68,14 +68,14 @@ def parse(
 
 
 def match(selectors: Sequence[Selector], hca: HCA) -> Selector | None:
-    """The first selector that matches the HCA; an empty one if there are no selectors."""
+    """The first selector that matches the HCA. Without selectors, an empty selector matches."""
     if not selectors:
         return Selector()
     return next((selector for selector in selectors if _objection(selector, hca) is None), None)
 
 
 def why_not(selectors: Sequence[Selector], hca: HCA) -> str | None:
-    """Why no selector matches: "driver is igb, not one of mlx5_core"; `None` if one does."""
+    """Why no selector matches ("driver is igb, not one of mlx5_core"); `None` if one matches."""
     if match(selectors, hca) is not None:
         return None
     objections = [_objection(selector, hca) for selector in selectors]
@@ -85,7 +85,7 @@ def why_not(selectors: Sequence[Selector], hca: HCA) -> str | None:
 
 
 def names(selector: Selector) -> bool:
-    """Whether the selector names single HCAs, not all of a kind or of a PF."""
+    """Whether the selector names single HCAs, instead of all HCAs of a kind or of a PF."""
     return bool(selector.pciAddresses or selector.ifNames or selector.rdmaDevices)
 
 
@@ -160,7 +160,7 @@ def _checked(check: Callable[[str], str], text: str, where: str) -> str:
 
 def _text(text: str) -> str:
     if not text or text != text.strip():
-        raise ValueError("is empty or has blanks around it")
+        raise ValueError("is empty, or begins or ends with a blank: write a text without blanks")
     return text
 
 
@@ -192,14 +192,14 @@ def _link_type(text: str) -> str:
 
 def _aux_type(text: str) -> str:
     if text != "sf":
-        raise ValueError("sf is the only supported auxiliary device: remove all other entries")
+        raise ValueError("sf is the only supported auxiliary type: remove all other entries")
     return text
 
 
 def _pf_name(text: str) -> str:
     name, _ = ranges(text)
     if re.search(r"[][*?()^$|\\+{}\s/]", name):
-        raise ValueError("is not an interface name: patterns are not supported, write every name")
+        raise ValueError("is not an interface name, and patterns are not supported: list each name")
     return text
 
 
@@ -225,11 +225,11 @@ _ranges = lru_cache(maxsize=1024)(ranges)
 
 
 class _Key(NamedTuple):
-    """A key of selectors, for whose values `check` raises ValueError."""
+    """A key of selectors. `check` raises ValueError for an invalid value."""
 
     check: Callable[[str], str]
-    what: str = ""  # the name of the values in texts
-    values: Callable[[HCA], tuple[str, ...]] | None = None  # an HCA's, if they are compared
+    what: str = ""  # the name of the values in error texts
+    values: Callable[[HCA], tuple[str, ...]] | None = None  # an HCA's values to compare
 
 
 _KEYS: Mapping[str, _Key] = {

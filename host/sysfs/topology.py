@@ -1,7 +1,7 @@
-"""Distances between PCI devices, read from sysfs, in the classes of nvidia-smi(1).
+"""Reads distances between PCI devices from sysfs, in the classes of nvidia-smi(1).
 
-GPUDirect RDMA works up to PXB (NCCL_NET_GDR_LEVEL); a common NUMA node is not enough. A virtual
-machine shows its devices side by side and hides the topology of the host.
+GPUDirect RDMA works up to the distance PXB (NCCL_NET_GDR_LEVEL); a common NUMA node is not enough.
+A virtual machine shows its devices side by side, and hides the topology of the host.
 
 Sources: `nvidia-smi topo -m`, legend; NCCL src/graph/{topo,paths}.cc; the kernel's
 Documentation/ABI/testing/sysfs-bus-pci.
@@ -26,7 +26,7 @@ _TWO_LEVELS = frozenset(((0x1000, 0xC010), (0x1000, 0xC030)))
 class Distance(enum.IntEnum):
     """The distance classes of nvidia-smi.
 
-    SAME ("X" in its table) is the device itself or another function of the same card.
+    SAME ("X" in nvidia-smi's table) is the device itself, or another function of the same card.
     """
 
     SAME = 0
@@ -42,15 +42,17 @@ class PciLocation(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     bridge: str  # the host bridge, "pci0000:17"
-    # Addresses from the root port to the function, which is last. The ports above it are in pairs:
-    # a root or downstream port, and the upstream port below it.
+    # Addresses from the root port to the function, which is last. The ports above the function are
+    # in pairs: a root or downstream port, then the upstream port below that port.
     chain: tuple[str, ...]
     numa: int | None
-    flat: frozenset[str]  # upstream ports in `chain` that form one switch with the one above
+    flat: frozenset[
+        str
+    ]  # upstream ports in `chain` that form one switch with the upstream port above
 
 
 class Topology:
-    """A snapshot of the locations of some devices."""
+    """The locations of some devices at one moment, and the distances between the devices."""
 
     def __init__(self, locations: Iterable[PciLocation]) -> None:
         self._locations = {location.address: location for location in locations}
@@ -66,7 +68,7 @@ class Topology:
         return self._locations.get(address)
 
     def distance(self, a: str, b: str) -> Distance:
-        """The class of the path between two devices; SYS if the location of one is unknown."""
+        """The distance between two devices; SYS if the location of either device is unknown."""
         distance = self._distances.get((a, b))
         if distance is None:
             first, second = self._locations.get(a), self._locations.get(b)
@@ -75,7 +77,10 @@ class Topology:
         return distance
 
     def switch(self, address: str) -> str:
-        """The upstream port (or root port, or card) that devices at PIX distance share; or ""."""
+        """The switch of a device, which all devices at distance PIX share; "" if unknown.
+
+        This is the address of an upstream port, a root port or a card.
+        """
         location = self._locations.get(address)
         if location is None:
             return ""
@@ -101,7 +106,10 @@ def _distance(a: PciLocation, b: PciLocation) -> Distance:
 
 
 def _levels(location: PciLocation, common: int) -> int:
-    """The number of switches from the last common port to a device, with the port's own switch."""
+    """The number of switches between the last common port and a device.
+
+    The switch of the common port counts, too.
+    """
     below = location.chain[common:-1]
     return (len(below) + 1) // 2 - sum(port in location.flat for port in below)
 
@@ -118,7 +126,7 @@ def _location(paths: Paths, address: str) -> PciLocation | None:
     kind = "pci" if ":" in bdf else "auxiliary"
     device = f"{paths.sys}/bus/{kind}/devices/{bdf}"
     physical = attribute_files.target(f"{device}/physfn")
-    # The link's text: realpath(3) would read each directory on the way.
+    # The link's text suffices; realpath(3) would read each directory of the path.
     bridge, chain = _chain(attribute_files.link(f"{functions}/{physical or bdf}"))
     if not bridge:
         bridge, chain = _chain(attribute_files.link(device))
@@ -134,11 +142,11 @@ def _location(paths: Paths, address: str) -> PciLocation | None:
 
 
 def _chain(link: str) -> tuple[str, tuple[str, ...]]:
-    """Host bridge and functions on the path to a device; for an SF those of its PF.
+    """The host bridge, and the functions on the path to a device; for an SF, the path to its PF.
 
-    A VMD has its own host bridge below a function. The outer bridge counts and the chain starts
-    below the VMD, so the VMD's root ports are at PHB of each other and of everything on the outer
-    bridge.
+    A VMD has a host bridge of its own below a function. The outer bridge counts, and the chain
+    starts below the VMD. So two root ports of the VMD have distance PHB, and so has a root port of
+    the VMD to any device on the outer bridge.
     """
     bridge = ""
     chain: list[str] = []
@@ -152,7 +160,7 @@ def _chain(link: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _flat(ids: dict[str, tuple[int, int]], chain: tuple[str, ...]) -> frozenset[str]:
-    """The upstream ports of switches that are the second level of the chip above."""
+    """The upstream ports that are the second level of one switch chip with the port above."""
     upstream = chain[-3::-2][::-1]
     return frozenset(
         below

@@ -131,7 +131,7 @@ def test_whole_pf_needs_the_rule_also_if_no_pool_has_it(node: Attacked) -> None:
         assert (reply.code, '"set.pfOnly"' in reply.text) == (121, True)
         assert '"pfOnly": true' in reply.text
     node.allow(set={"pfOnly": [True]})
-    assert "its sriov_numvfs to 0 first" in node.call(pfOnly=True, deviceID=PF).text
+    assert "write 0 to its sriov_numvfs first" in node.call(pfOnly=True, deviceID=PF).text
 
 
 @pytest.mark.parametrize("plugin", ["sriov", "ipoib"])

@@ -128,7 +128,7 @@ def test_error_names_the_file_and_the_remedy() -> None:
         with pytest.raises(CNIError) as caught, explained():
             write_new(journal)
     assert str(journal.path_of(NEW.attachment)) in caught.value.message
-    assert "No space left on device: see that" in caught.value.message
+    assert "No space left on device: check that" in caught.value.message
     assert "\n" not in caught.value.message
 
 

@@ -129,7 +129,7 @@ def test_link_without_carrier_for_the_network_layer_is_awaited_and_fails_nothing
     until(lambda: links.require(cable.route, "near").flags & IFF_LOWER_UP)
     assert not links.await_carrier(cable.route, link, 0.05).carrier
     (failure,) = announce.announce(cable.namespace, link, ["fd00::3/64", "10.1.2.3/24"])
-    assert failure == 'fd00::3 on "near" is not announced: Network is unreachable'
+    assert failure == 'fd00::3 on "near" cannot be announced: Network is unreachable'
     monkeypatch.setattr(announce, "ROUTE_TIME", PATIENCE)
     later = threading.Timer(0.05, lambda: cable.set("state", "up"))
     later.start()

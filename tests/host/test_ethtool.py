@@ -56,7 +56,7 @@ def test_refused_setting_is_reported_and_the_rest_is_restored(route: Rtnetlink) 
     (refusal,) = ethtool.restore(
         route, "eth7", {"channels": impossible, **before} | {"channels": impossible}
     )
-    assert refusal.startswith('restoring channels of "eth7" as ethtool does: Invalid argument')
+    assert refusal.startswith('restoring the channels of "eth7" (see ethtool): Invalid argument')
     assert tso(route) == 1
 
 

@@ -37,7 +37,7 @@ def test_delete_keeps_the_address_until_the_interface_had_time_to_come_back(
     )
     journal.write(entry)
     for _ in range(2):
-        with pytest.raises(CNIError, match="has not come back from it yet") as caught:
+        with pytest.raises(CNIError, match="is not back on the host yet") as caught:
             plugin.delete(entry.delete_request())
         assert caught.value.code == 104
     waiting = journal.read(entry.attachment)
@@ -100,7 +100,8 @@ def test_sweep_continues_after_a_failed_entry_and_spares_uncertain_ones(
     assert left(paths) == {"a-loop", "e-removed"} | spared
     texts = "\n".join(map(str, outcomes))
     assert (
-        "e-removed/net1: fabric/e-removed/net1 is not fully removed, DEL again: the name" in texts
+        "e-removed/net1: fabric/e-removed/net1 is not fully removed, run DEL again: the pod"
+        in texts
     )
     assert not any(name in texts for name in spared)
     assert any("a-loop" in str(outcome) for outcome in outcomes)

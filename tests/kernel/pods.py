@@ -125,7 +125,7 @@ class Node:
 
         def last() -> Reply | None:
             reply = self.call("DEL", container_id, netns, **config)
-            late = reply.exit_code != 0 and "has not come back from it yet" in reply.text
+            late = reply.exit_code != 0 and "is not back on the host yet" in reply.text
             return None if late else reply
 
         assert until(last) == Reply(0, {})

@@ -22,7 +22,7 @@ from tests.kernel.pods import IP, Node, ipam, knob, link_in, link_names, run
         ({"mode": "bridge"}, 7, ['"mode": "bridge"', "datagram"]),
         ({"mac": "02:00:00:00:00:01"}, 7, ['"mac"', "queue pair number"]),
         ({"runtimeConfig": {"mac": "02:00:00:00:00:01"}}, 7, ['"runtimeConfig.mac"']),
-        ({"ipam": {"type": "dhcp"}}, 7, ["dhcp cannot serve IPoIB"]),
+        ({"ipam": {"type": "dhcp"}}, 7, ["dhcp plugin cannot serve IPoIB"]),
         ({"pkeys": "0x8001"}, 7, ['unknown key "pkeys"', '"pkey"']),
         ({"ipam": {"type": "absent"}}, 7, ['failed to find plugin "absent"']),
         ({"ipam": {"type": "bridge"}}, 121, ['"ipam.type": bridge', '"use.ipamTypes"']),

@@ -39,8 +39,8 @@ def test_hole_a_setting_that_fails_takes_the_earlier_ones_back(
 @pytest.mark.parametrize(
     ("option", "named"),
     [
-        ({"vlanProto": "802.1ad"}, "its driver cannot do 802.1ad, only 802.1q"),
-        ({"min_tx_rate": 10}, "many drivers, Intel's among them, cannot do min_tx_rate"),
+        ({"vlanProto": "802.1ad"}, "the PF's driver has no 802.1ad, only 802.1q"),
+        ({"min_tx_rate": 10}, "many drivers, such as Intel's, have no min_tx_rate"),
     ],
 )
 def test_hole_a_what_the_driver_cannot_do_is_named(
@@ -143,7 +143,7 @@ def test_hole_s7_second_add_is_told_that_it_is_one(
     assert again.document["code"] == 103, again
     other = sriov.call("ADD", "c2", pods[1], **config)
     assert other.document["code"] == 11
-    assert "another attachment has it" in other.text
+    assert "another attachment has had it" in other.text
     assert "c1" not in other.text  # the log names it
     assert link_in(pods[0]) is not None
     sriov.delete("c2", pods[1], **config)  # as a runtime does after a failed ADD
@@ -317,7 +317,10 @@ def test_name_that_another_interface_has_by_now_leaves_no_setting_behind(
     sriov.add("c1", pods[0], deviceID=card.vfs[0], vlan=100, trust="on")
     run(IP, "link", "add", name, "type", "bridge")
     reply = sriov.call("DEL", "c1", pods[0], deviceID=card.vfs[0])
-    assert (reply.document["code"], "is another interface now" in reply.text) == (104, True)
+    assert (reply.document["code"], "another interface on the host has the name" in reply.text) == (
+        104,
+        True,
+    )
     shown = cards.shown(card.pf, 0)
     assert (shown["vlan_list"], shown["trust"]) == ([{}], False)
     run(IP, "link", "delete", name)
@@ -355,7 +358,7 @@ def test_device_in_use_by_the_host_is_refused(
     for what, given in (("address", "10.98.0.1/24"), ("route", "10.97.0.0/24")):
         run(IP, what, "add", given, "dev", name)
         text = sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
-        assert f"is used by the host, which has {given} on it" in text
+        assert f"which has {given}: choose" in text
         run(IP, what, "flush", "dev", name)
     sriov.add("c1", pods[0], deviceID=card.vfs[0])
     sriov.delete("c1", pods[0], deviceID=card.vfs[0])
@@ -363,7 +366,7 @@ def test_device_in_use_by_the_host_is_refused(
     sriov.policy = rules.of({"set": {"pfOnly": [True]}}, "config.yaml")
     run(IP, "address", "add", "10.99.0.1/24", "dev", other)
     reply = sriov.refused("c1", pods[0], master=other, pfOnly=True)
-    assert "is used by the host, which has 10.99.0.1/24 on it" in reply.text
+    assert "which has 10.99.0.1/24: choose" in reply.text
     run(IP, "address", "delete", "10.99.0.1/24", "dev", other)
 
 

@@ -287,7 +287,7 @@ def test_partition_that_the_subnet_manager_gives_a_guid_is_the_pods(
             reply = sriov.add(f"c{index}", pods[index], pkey="0x8001", **config)
             addresses += reply.addresses
         assert [pkey_in(netns) for netns in pods] == [0x8001, 0x8001, 0xFFFF]
-        noted = f'device {hca.vfs[2]} has P_Key 0xffff, not the 0x8001 of "pkey"'
+        noted = f'device {hca.vfs[2]} has P_Key 0xffff, but "pkey" is 0x8001'
         assert [noted in line for line in capfd.readouterr().err.splitlines()] == [True]
         assert pings(pods[0], addresses[1])
         assert not pings(pods[0], addresses[2], tries=2)
@@ -326,7 +326,7 @@ def test_binding_that_would_give_another_uverbs_device_is_an_error(
     igb.unbind(first)
     lower = before[f"{first} uverbs"]
     reply = sriov.refused("c1", pods[0], deviceID=vf, guid=POD_GUID)
-    changed = f"changed {before[f'{vf} uverbs']}, which the pod has, to {lower}"
+    changed = f"the pod's {before[f'{vf} uverbs']} became {lower}"
     assert (reply.document["code"], changed in reply.text) == (100, True)
     assert ib.node_guid(vf) == before[f"{vf} node GUID"]
     igb.unbind(vf)

@@ -93,7 +93,7 @@ def test_agent_that_hangs_up_at_once_is_asked_until_the_wait_is_over(launcher: L
     with Agent(launcher.socket, lambda _: None) as agent:
         outcome = launcher.run()
     assert "before its answer was whole" in outcome.error["msg"]
-    assert outcome.error["msg"].endswith(" (waited 20 s for it)")
+    assert outcome.error["msg"].endswith(" (waited 20 s for the next agent)")
     assert agent.served > 2
 
 

@@ -60,7 +60,7 @@ def test_agent_of_another_user_gets_nothing(launcher: Launcher, open_directory: 
         message = launcher.run().error["msg"]
         assert agent.stdout is not None
         assert agent.stdout.readline() == b"0\n"
-    assert f"is run by uid {NOBODY}, not by root, and got no request" in message
+    assert f"runs as uid {NOBODY}, not as root, so no request was sent" in message
 
 
 def test_agent_of_our_own_user_is_trusted(launcher: Launcher, open_directory: Path) -> None:

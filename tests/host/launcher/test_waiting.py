@@ -78,20 +78,20 @@ def test_call_waits_for_the_next_agent(launcher: Launcher, command: str) -> None
 def test_wait_has_an_end(launcher: Launcher) -> None:
     _left_behind(launcher.socket)
     started = time.monotonic()
-    assert "(waited 20 s for it)" in launcher.run().error["msg"]
+    assert "(waited 20 s for the next agent)" in launcher.run().error["msg"]
     assert time.monotonic() - started > 19.9
 
 
 def test_status_waits_less_since_a_runtime_asks_it_about_the_whole_node(launcher: Launcher) -> None:
     _left_behind(launcher.socket)
     outcome = launcher.run(launcher.environ(CNI_COMMAND="STATUS"))
-    assert "(waited 5 s for it)" in outcome.error["msg"]
+    assert "(waited 5 s for the next agent)" in outcome.error["msg"]
 
 
 def test_wait_ends_with_the_limit_of_the_whole_call(launcher: Launcher) -> None:
     _left_behind(launcher.socket)
     outcome = launcher.run(launcher.environ(PODFABRIC_TIMEOUT="1"))
-    assert "(waited 1 s for it)" in outcome.error["msg"]
+    assert "(waited 1 s for the next agent)" in outcome.error["msg"]
 
 
 def test_no_call_waits_where_no_agent_has_been(launcher: Launcher) -> None:

@@ -43,7 +43,7 @@ def test_vf_of_another_pod_is_refused_with_both(card: Holding) -> None:
     assert refused.code == 120
     assert refused.message == (
         f"device {OTHER_VF} is on HCA {OTHER_VF} (mlx5_7), but pod ml/worker-0 was given {VF} "
-        '(mlx5_6, uverbs6 231:198) of rdma/hca: leave "deviceID" and "master" out, or '
+        '(mlx5_6, uverbs6 231:198) of rdma/hca: remove "deviceID" and "master", or '
         'set "match_device": false if this is intended'
     )
     assert sriov(card, deviceID=OTHER_VF, match_device=False, policy=ANY) == OTHER_VF
@@ -105,7 +105,7 @@ def test_pod_of_a_node_without_a_kubelet_needs_a_device_and_is_told_so(card: Hol
     shutil.rmtree(card.paths.device_plugins)
     refused = refusal(sriov, card)
     assert (refused.code, '"deviceID" is missing' in refused.message) == (7, True)
-    assert f"no kubelet gives devices to pods of this node: {card.paths.device_plugins}" in (
+    assert f"this node's kubelet gives no devices to pods: {card.paths.device_plugins}" in (
         refused.message
     )
 

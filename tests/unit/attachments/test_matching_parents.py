@@ -122,7 +122,7 @@ def test_auto_without_hca_or_pod_is_an_error(server: Holding) -> None:
 def test_auto_on_a_node_without_a_kubelet_says_that_there_is_none(server: Holding) -> None:
     shutil.rmtree(server.paths.device_plugins)
     refused = refusal(ipoib, server)
-    assert (refused.code, "no kubelet gives devices to pods" in refused.message) == (120, True)
+    assert (refused.code, "kubelet gives no devices to pods" in refused.message) == (120, True)
     assert ipoib(server, master="ib1") == "ib1"
 
 

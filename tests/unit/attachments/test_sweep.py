@@ -138,7 +138,7 @@ def test_del_by_another_plugin_removes_nothing_and_says_so(paths: Paths) -> None
     attachment = killed(made, "c1")
     entry = made.journal.read(attachment)
     assert isinstance(entry, JournalEntry)
-    with pytest.raises(CNIError, match='attached by plugin "made"') as caught:
+    with pytest.raises(CNIError, match='plugin "made" made attachment') as caught:
         other.delete(entry.delete_request())
     assert caught.value.code == Code.CLEANUP_INCOMPLETE
     assert made.journal.read(attachment) == entry

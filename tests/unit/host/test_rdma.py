@@ -79,7 +79,7 @@ def test_kernel_without_modes_is_an_error_with_a_remedy(kernel: Subsystem, code:
 
 def test_answer_without_a_mode_is_an_error(kernel: Subsystem) -> None:
     kernel.answers(message(SYS_GET, _attr(92, b"\1")))
-    with pytest.raises(HostError, match="answer is unknown"):
+    with pytest.raises(HostError, match="is not a known mode"):
         rdma.mode(kernel.socket)
 
 
@@ -102,7 +102,7 @@ def test_device_that_another_hid_when_it_left_is_found_by_a_second_look(kernel: 
 def test_devices_that_change_all_the_while_are_an_error(kernel: Subsystem) -> None:
     for number in range(1, DUMPS + 1):
         kernel.answers(_told((MLX5, RXE)[number % 2], number, MULTI), done(number))
-    with pytest.raises(HostError, match=r"listing RDMA devices: .*they changed during each"):
+    with pytest.raises(HostError, match=r"listing RDMA devices: .*the devices changed during each"):
         rdma.devices(kernel.socket)
 
 
@@ -160,7 +160,7 @@ def test_move_out_of_a_pod_is_sent_from_inside_it(
     ("value", "expected"),
     [
         (1, "shared mode: run `rdma system set netns exclusive` .* `options ib_core netns_mode=0`"),
-        (0, "its driver cannot do that"),
+        (0, "its driver cannot detach running programs"),
     ],
 )
 def test_move_that_is_not_supported_says_whether_mode_or_driver(
@@ -177,7 +177,7 @@ def test_move_of_a_device_that_is_elsewhere_says_so(
     kernel: Subsystem, pod: NetworkNamespace, code: int
 ) -> None:
     kernel.answers(refusal(code))
-    with pytest.raises(HostError, match="it is no longer in its namespace"):
+    with pytest.raises(HostError, match="the device is no longer in the socket's namespace"):
         rdma.move(kernel.socket, MLX5, pod)
 
 

@@ -76,7 +76,7 @@ def test_setting_is_one_request_with_the_bytes_of_the_headers(
 def test_vlan_that_goes_neither_way_is_an_error_that_names_the_vf(kernel: Kernel) -> None:
     kernel.answers(refusal(errno.EOPNOTSUPP, 1))
     kernel.answers(refusal(errno.EOPNOTSUPP, 2))
-    expected = r'^setting vlan 100 of VF 3 of "ens1f0": Operation not supported \(E\w+\): its drive'
+    expected = r'^setting vlan 100 of VF 3 of "ens1f0": Operation not supported \(E\w+\): the PF'
     with pytest.raises(HostError, match=expected):
         vfs.set_vlan(kernel.route, PF, 3, 100, 0, "802.1q")
 
@@ -91,7 +91,7 @@ def test_vlan_that_is_refused_for_another_reason_is_not_tried_again(kernel: Kern
 
 def test_driver_without_8021ad_is_named_and_the_old_way_is_not_tried(kernel: Kernel) -> None:
     kernel.answers(refusal(errno.EPROTONOSUPPORT))
-    with pytest.raises(HostError, match=r"its driver cannot do 802\.1ad, only 802\.1q"):
+    with pytest.raises(HostError, match=r"the PF's driver has no 802\.1ad, only 802\.1q"):
         vfs.set_vlan(kernel.route, PF, 3, 100, 0, "802.1ad")
     assert len(kernel.requests) == 1
 
@@ -121,12 +121,16 @@ def test_pf_that_stays_busy_is_an_error_with_the_kernels_reason(
 @pytest.mark.parametrize(
     ("setting", "code", "remedy"),
     [
-        (lambda r: vfs.set_rate(r, LINKED, 3, 1, 0), errno.EINVAL, "cannot do min_tx_rate"),
+        (lambda r: vfs.set_rate(r, LINKED, 3, 1, 0), errno.EINVAL, "have no min_tx_rate"),
         (lambda r: vfs.set_rate(r, PF, 3, 0, 9), errno.EOPNOTSUPP, "cannot set this rate"),
         (lambda r: vfs.set_spoofchk(r, PF, 3, True), errno.EOPNOTSUPP, "has no spoofchk"),
         (lambda r: vfs.set_trust(r, PF, 3, True), errno.EOPNOTSUPP, "not support trusted VFs"),
         (lambda r: vfs.set_link_state(r, PF, 3, "auto"), errno.EOPNOTSUPP, 'link to "auto"'),
-        (lambda r: vfs.set_guids(r, PF, 3, NODE, PORT), errno.EOPNOTSUPP, "for InfiniBand"),
+        (
+            lambda r: vfs.set_guids(r, PF, 3, NODE, PORT),
+            errno.EOPNOTSUPP,
+            "only InfiniBand has GUIDs",
+        ),
     ],
 )
 def test_unsupported_setting_is_an_error_with_a_remedy(
@@ -141,8 +145,8 @@ def test_unsupported_setting_is_an_error_with_a_remedy(
     ("flags", "remedy"),
     [
         (0, '"ens1f0" is down: ip link set ens1f0 up'),
-        (IFF_UP, '"ens1f0" has no carrier: see its cable'),
-        (IFF_UP | IFF_LOWER_UP | IFF_RUNNING, "its driver cannot set this rate"),
+        (IFF_UP, '"ens1f0" has no carrier: check its cable'),
+        (IFF_UP | IFF_LOWER_UP | IFF_RUNNING, "the PF's driver cannot set this rate"),
     ],
 )
 def test_rate_that_a_pf_without_a_link_refuses_is_told_so(

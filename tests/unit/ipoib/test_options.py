@@ -60,7 +60,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"master": "averyveryverylongname"}, "cannot be the name of an interface"),
         ({"master": 5}, '"master": Expected'),
         ({"pkey": "0x18001"}, '"pkey": "0x18001" is not a P_Key'),
-        ({"pkey": "8001"}, 'did you mean "0x8001"? The decimal number is "0x1f41"'),
+        ({"pkey": "8001"}, 'write "0x8001" if the digits are hexadecimal, "0x1f41" if'),
         ({"pkey": "ten"}, '"pkey": "ten" is not a P_Key'),
         ({"pkey": 0}, '"pkey": 0 is out of range'),
         ({"pkey": 65536}, '"pkey": 65536 is out of range'),
@@ -84,7 +84,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"matchDevice": False}, 'did you mean "match_device"?'),
         (
             {"deviceID": "0000:3b:00.0-3", "runtimeConfig": {"deviceID": "0000:3b:00.0"}},
-            "they must name the same device",
+            "let all name the same device",
         ),
         ({"mac": "02:00:00:00:00:01"}, '"mac": the hardware address of an IPoIB interface'),
         ({"runtimeConfig": {"infinibandGUID": "02:00:00:00:00:00:00:01"}}, "infinibandGUID"),

@@ -29,6 +29,6 @@ def test_unknown_keys_of_an_attachment_are_ignored() -> None:
 
 @pytest.mark.parametrize("value", ["c1", {}, [1], [{"containerID": "c1"}], [{"ifname": 1}], True])
 def test_list_of_another_shape_removes_nothing(value: object) -> None:
-    with pytest.raises(CNIError, match=f'"{KEY}": .*nothing was removed') as caught:
+    with pytest.raises(CNIError, match=f'"{KEY}": .*GC removed nothing') as caught:
         alive({KEY: value})
     assert caught.value.code == Code.INVALID_CONFIG

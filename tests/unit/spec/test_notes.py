@@ -54,7 +54,7 @@ def test_a_call_that_notes_without_end_is_cut_and_says_so_once() -> None:
             note("x" * 1000)
     assert len(notes.text) <= MAX_BYTES + 100
     assert notes.text.count("left out") == 1
-    assert notes.text.endswith("(more was written, and left out)\n")
+    assert notes.text.endswith("(further notes are left out)\n")
 
 
 def test_a_note_that_is_no_utf8_is_collected() -> None:

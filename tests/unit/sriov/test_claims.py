@@ -180,8 +180,9 @@ def test_device_of_a_living_pod_is_refused_and_only_the_log_names_that_pod(
         refusal = claims.refusal()
     assert refusal.code == 11
     assert refusal.message == (
-        f"device {VF0} is already allocated: another attachment has it since "
-        "2026-01-02T03:04:05+00:00 (the agent's log names it): try again, or name another device"
+        f"device {VF0} is already allocated: another attachment has had it since "
+        "2026-01-02T03:04:05+00:00, and the agent's log names that attachment: try again, "
+        "or name another device"
     )
     assert notes.text == (
         f'device {VF0} is allocated {whose}, interface "net1" of network "fabric", '
@@ -314,11 +315,11 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
         refusal = claims.refusal()
     assert refusal.code == 113
     assert refusal.message == (
-        f"device {VF0} may be another attachment's, whose journal file is damaged: the agent's "
-        "log names the file; run DEL for its attachment"
+        f"another attachment may have device {VF0}, and its journal file is damaged: run DEL for "
+        "that attachment; the agent's log names the file"
     )
     assert notes.text == (
-        f"journal file {path} is damaged: its checksum differs; it names device {VF0}: run "
+        f"journal file {path} is damaged: its checksum is wrong; the file is for device {VF0}: run "
         "DEL for its attachment\n"
     )
     path.write_bytes(content[:-4])

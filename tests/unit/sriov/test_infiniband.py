@@ -97,7 +97,7 @@ def test_interface_that_does_not_come_back_is_named(
 ) -> None:  # B7
     monkeypatch.setattr(guids, "APPEARANCE", 0.05)
     infiniband.rebound = lambda: infiniband.links.pop("ib1")  # type: ignore[assignment, method-assign]
-    with pytest.raises(HostError, match=f'"ib1" of device {VF0} did not come back to the host'):
+    with pytest.raises(HostError, match=f'"ib1" of device {VF0} did not return to the host'):
         _placed(infiniband, guid=GUID)
     assert infiniband.calls == [UNBIND, BIND]
 
@@ -161,7 +161,7 @@ def test_uverbs_that_are_gone_after_the_binding_are_an_error(infiniband: Node) -
         (infiniband.paths.sys / "class/infiniband_verbs/uverbs1").unlink()
 
     infiniband.rebound = bound  # type: ignore[method-assign]
-    with pytest.raises(CNIError, match="changed uverbs1, which the pod has, to no uverbs"):
+    with pytest.raises(CNIError, match="the pod's uverbs1 became no uverbs"):
         _placed(infiniband, guid=GUID)
 
 
@@ -210,7 +210,7 @@ def test_interface_that_does_not_reappear_with_its_rdma_device_is_named(
     infiniband: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guids, "APPEARANCE", 0.05)
-    with pytest.raises(HostError, match=f'"ib1" of device {VF0} did not come back'):
+    with pytest.raises(HostError, match=f'"ib1" of device {VF0} did not return'):
         _placed(infiniband, rdmaIsolation=True)
 
 
@@ -232,8 +232,8 @@ def test_address_that_never_shows_is_an_error(
     monkeypatch.setattr(interface, "MAC_TIME", 0.05)
     with pytest.raises(HostError) as caught:
         _placed(ethernet, mac="02:00:00:00:00:01")
-    expected = '"net1" still has address 02:11:22:33:aa:bb after 02:00:00:00:00:01 was set'
-    assert str(caught.value) == expected
+    expected = '"net1" still has address 02:11:22:33:aa:bb, although 02:00:00:00:00:01 was set: '
+    assert str(caught.value).startswith(expected)
     assert "net1 up" not in ethernet.calls
 
 

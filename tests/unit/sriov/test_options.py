@@ -136,7 +136,10 @@ def test_mistake_is_named_with_its_key(config: dict[str, Any], text: str) -> Non
         ({"vfioPciMode": True, "promisc": True}, '"promisc" is an option of interfaces'),
         ({"vfioPciMode": True, "accept_ra": True}, '"accept_ra" is an option of interfaces'),
         ({"guid": GUIDS[1], "ipam": {"type": "dhcp"}}, 'InfiniBand, which "guid" asks for'),
-        ({"pkey": 5, "ipam": {"type": "dhcp"}}, '"ipam.type": dhcp cannot serve InfiniBand'),
+        (
+            {"pkey": 5, "ipam": {"type": "dhcp"}},
+            '"ipam.type": the dhcp plugin cannot serve InfiniBand',
+        ),
         ({"ibKubernetesEnabled": True, "guid": GUIDS[1]}, '"ibKubernetesEnabled": "args.cni" has'),
         (
             {"ibKubernetesEnabled": True, "args": {"cni": {"mellanox.infiniband.app": True}}},
@@ -171,7 +174,7 @@ def test_conflicting_options(config: dict[str, Any], text: str) -> None:
 def test_option_of_a_vf_does_not_go_with_the_pf(key: str, value: Any) -> None:  # noqa: ANN401
     refused = refusal(pfOnly=True, **{key: value})
     assert refused.code == 7
-    assert f'"{key}": this is an option of VFs, but "pfOnly" asks for the PF' in refused.message
+    assert f'"{key}": this is an option for VFs, but "pfOnly" asks for the PF' in refused.message
 
 
 @pytest.mark.parametrize("config", [{}, {"deviceID": "", "master": "enp175s0f1"}])
@@ -285,7 +288,7 @@ def test_cni_args() -> None:  # S14
     ("mac", "config", "text"),
     [
         ("x", {}, 'CNI_ARGS MAC: "x" is not a MAC address'),
-        (MACS[1], {"pfOnly": True}, 'CNI_ARGS MAC: this is an option of VFs, but "pfOnly"'),
+        (MACS[1], {"pfOnly": True}, 'CNI_ARGS MAC: this is an option for VFs, but "pfOnly"'),
         (MACS[1], {"guid": GUIDS[1]}, 'CNI_ARGS MAC: this is an Ethernet option, and "guid"'),
     ],
 )

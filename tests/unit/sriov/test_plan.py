@@ -44,14 +44,14 @@ def test_vf_is_planned_with_interface_and_pf_settings(ethernet: Node) -> None:  
 def test_missing_device(ethernet: Node, address: str) -> None:  # SC2, SC16, B14, SU3
     unfit = _unfit(ethernet, address)
     assert unfit.code == 7
-    assert f'device "{address}" is not on this node: is it the device that' in unfit.message
+    assert f'device "{address}" is not on this node: check that "deviceID"' in unfit.message
 
 
 def test_vf_that_the_host_uses_is_refused_also_by_its_id(ethernet: Node) -> None:
     ethernet.addresses["enp175s6"] = ["192.0.2.7/24", "198.51.100.0/24"]
     unfit = _unfit(ethernet)
     assert unfit.code == 7
-    assert f'"enp175s6" of device {VF0} is used by the host, which has 192.0.2.7' in unfit.message
+    assert f'the host uses "enp175s6" of device {VF0}, which has 192.0.2.7' in unfit.message
     assert "`ip address flush dev enp175s6; ip route flush dev enp175s6`" in unfit.message
 
 
@@ -59,7 +59,7 @@ def test_interface_that_the_kernel_does_not_know_of_may_be_in_a_pod(ethernet: No
     del ethernet.links["enp175s6"]
     unfit = _unfit(ethernet)
     assert unfit.code == 11
-    assert f"device {VF0} (driver mlx5_core) has no interface on the host: it" in unfit.message
+    assert f"device {VF0} (driver mlx5_core) has no interface on the host: the" in unfit.message
 
 
 def test_interface_of_infiniband_that_is_away(infiniband: Node) -> None:  # B6
@@ -82,12 +82,14 @@ def test_device_without_driver(ethernet: Node) -> None:
     ethernet.links.clear()
     unfit = _unfit(ethernet)
     assert unfit.code == 7
-    assert f"device {VF0} has no driver: bind it to its own, or to vfio-pci" in unfit.message
+    assert f"device {VF0} has no driver: bind its network driver, or vfio-pci" in unfit.message
 
 
 def test_pf_without_interface_on_the_host_is_named(ethernet: Node) -> None:
     del ethernet.links["enp175s0f1"]
-    with pytest.raises(LinkMissing, match=f"the PF {PF} has no interface on the host: is its dri"):
+    with pytest.raises(
+        LinkMissing, match=f"the PF {PF} has no interface on the host: bind its dri"
+    ):
         _plan(ethernet)
 
 
@@ -108,7 +110,7 @@ def test_vf_on_vfio_has_no_interface(infiniband: Node, mode: dict[str, bool]) ->
 
 def test_vfio_mode_of_a_device_with_another_driver(infiniband: Node) -> None:  # B15
     assert _unfit(infiniband, vfioPciMode=True).message == (
-        f'"vfioPciMode" is true, but device {VF0} has driver "mlx5_core": bind it to vfio-pci first'
+        f'"vfioPciMode" is true, but device {VF0} has driver "mlx5_core": bind vfio-pci first'
     )
 
 
@@ -125,7 +127,8 @@ def test_option_of_an_interface_on_a_device_without_one(
 ) -> None:
     (name,) = option
     assert _unfit(infiniband, VF1, **option).message == (
-        f'"{name}": device {VF1} has driver vfio-pci and so no interface: remove it'
+        f'"{name}" is an option for interfaces, but device {VF1} with driver vfio-pci has none: '
+        "remove the key"
     )
 
 
@@ -137,13 +140,13 @@ def test_whole_pf(ethernet: Node) -> None:
 
 def test_whole_pf_that_has_vfs(ethernet: Node) -> None:
     assert _unfit(ethernet, PF, pfOnly=True).message == (
-        f'"pfOnly": the PF {PF} has VFs, whose settings need it on the host: set its '
-        "sriov_numvfs to 0 first"
+        f'"pfOnly": the PF {PF} has VFs, whose settings need the PF on the host: write '
+        "0 to its sriov_numvfs first"
     )
 
 
 def test_vf_where_the_whole_pf_is_asked_for(ethernet: Node) -> None:
-    assert f'"pfOnly": {VF0} is a VF of {PF}: leave' in _unfit(ethernet, pfOnly=True).message
+    assert f'"pfOnly": {VF0} is a VF of {PF}: remove' in _unfit(ethernet, pfOnly=True).message
 
 
 def test_scalable_function_has_an_interface_and_its_own_address(ethernet: Node) -> None:
@@ -173,7 +176,7 @@ def test_option_that_only_a_pf_sets_on_a_scalable_function(
     ethernet.with_a_scalable_function()
     (name,) = option
     assert _unfit(ethernet, "mlx5_core.sf.6", **option).message == (
-        f'"{name}": device mlx5_core.sf.6 is not a VF, and this is an option of VFs: remove it'
+        f'"{name}" is an option for VFs, but device mlx5_core.sf.6 is not a VF: remove the key'
     )
 
 
@@ -182,11 +185,14 @@ def test_option_that_only_a_pf_sets_on_a_scalable_function(
     [
         ({"vlan": 100}, 'InfiniBand: remove the option and use "pkey"'),
         ({"mac": "02:00:00:00:00:01"}, 'InfiniBand: remove the option and use "guid"'),
-        ({"spoofchk": "off"}, '"spoofchk" is an option of Ethernet, and the link layer of '),
-        ({"trust": "on"}, "and the link layer of device 0000:af:06.0 is InfiniBand: "),
+        ({"spoofchk": "off"}, '"spoofchk" is an option for Ethernet, but the link layer of '),
+        ({"trust": "on"}, "but the link layer of device 0000:af:06.0 is InfiniBand: "),
         ({"min_tx_rate": 1}, "is InfiniBand: remove the option"),
-        ({"max_tx_rate": 5}, '"max_tx_rate" is an option of Ethernet, and the link layer'),
-        ({"ipam": {"type": "dhcp"}}, '"ipam.type": dhcp cannot serve InfiniBand: use "podfabric-'),
+        ({"max_tx_rate": 5}, '"max_tx_rate" is an option for Ethernet, but the link layer'),
+        (
+            {"ipam": {"type": "dhcp"}},
+            '"ipam.type": the dhcp plugin cannot serve InfiniBand: use "podfabric-',
+        ),
     ],
 )
 def test_option_of_ethernet_on_infiniband(
@@ -200,7 +206,7 @@ def test_option_of_ethernet_on_infiniband(
 def test_option_of_infiniband_on_ethernet(ethernet: Node, option: dict[str, Any]) -> None:
     (name,) = option
     assert _unfit(ethernet, **option).message == (
-        f'"{name}" is an option of InfiniBand, and the link layer of device {VF0} is Ethernet: '
+        f'"{name}" is an option for InfiniBand, but the link layer of device {VF0} is Ethernet: '
         "remove the option"
     )
 
@@ -215,7 +221,7 @@ def test_vf_without_a_valid_guid(infiniband: Node, guid: str) -> None:  # B3
     infiniband.links["ib1"] = ipoib("ib1", VF0, guid)
     unfit = _unfit(infiniband)
     assert unfit.code == 7
-    assert f'VF {VF0} has no valid GUID ({guid}): set "guid", have ib-kub' in unfit.message
+    assert f'VF {VF0} has no valid GUID ({guid}): set "guid", or use ib-' in unfit.message
 
 
 @pytest.mark.parametrize("guid", [ALL_ZERO, NONE])
@@ -303,7 +309,10 @@ def test_rdma_isolation_of_a_device_whose_rdma_device_is_in_a_pod(ethernet: Node
 def test_rdma_device_that_has_gone_meanwhile(ethernet: Node) -> None:
     ethernet.rdma.clear()
     unfit = _unfit(ethernet, **ISOLATED)
-    assert (unfit.code, unfit.message) == (11, f"RDMA device mlx5_2 of {VF0} has gone")
+    assert (unfit.code, unfit.message) == (
+        11,
+        f"RDMA device mlx5_2 of {VF0} has gone from the host: try again",
+    )
 
 
 def test_all_rdma_devices_of_a_function_are_moved(ethernet: Node) -> None:
@@ -315,7 +324,7 @@ def test_all_rdma_devices_of_a_function_are_moved(ethernet: Node) -> None:
 def test_soft_roce_which_a_move_would_destroy_is_in_the_way(ethernet: Node) -> None:
     ethernet.tree.soft_rdma("rxe0", "enp175s6")
     for config in ({}, ISOLATED):
-        assert "delete it (rdma link delete rxe0)" in _unfit(ethernet, **config).message
+        assert "run `rdma link delete rxe0` first" in _unfit(ethernet, **config).message
 
 
 def test_scalable_functions_rdma_device(ethernet: Node) -> None:  # R4
