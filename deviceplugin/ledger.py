@@ -105,12 +105,12 @@ class Ledger:
         )
 
     def record(self, resource: str, given: Mapping[str, Given]) -> None:
-        """Record an Allocate, by device id. At the return, the record is on disk. Raises OSError."""
+        """Record an Allocate on disk, by device id. Raises OSError."""
         with self._lock:
             self._add(self._allocations(resource, given))
 
     def bind(self, gpus: Mapping[AllocationKey, AllocatedGPU]) -> None:
-        """Replace the GPU parts of allocations in one write. At the return, they are on disk.
+        """Replace the GPU parts of allocations on disk, in one write.
 
         Keys without an allocation are left out. Raises OSError.
         """

@@ -102,7 +102,7 @@ class DevicePlugin:
         self._stack.close()
 
     def reconfigure(self, config: DevicePluginConfig, gpu_parts: GpuParts | None = None) -> None:
-        """Serve the pools of `config`. A pool that keeps its name stays connected to the kubelet."""
+        """Serve the pools of `config`. A pool that keeps its name stays registered."""
         with self._lock:
             self._gpus.use(gpu_parts or GpuParts())
             self._config = config

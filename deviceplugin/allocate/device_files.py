@@ -16,7 +16,7 @@ from host.sysfs.discovery import HCA, CharacterDevice
 
 
 def inside(name: str) -> str:
-    """The path of an RDMA node in the container. It does not depend on the path of the host's /dev."""
+    """The path of an RDMA node in the container, for any path of the host's /dev."""
     return f"/dev/infiniband/{name}"
 
 

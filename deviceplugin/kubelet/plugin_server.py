@@ -72,7 +72,7 @@ class _Stream:
 
 
 class Streams:
-    """The streams of a pool. Calls `on_change`, outside of the lock, when a stream opens or closes."""
+    """The streams of a pool. Calls `on_change`, without a lock, when a stream opens or closes."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
@@ -160,7 +160,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """Return the options. Must not block, because the kubelet waits for them in its Register."""
+        """Return the options. Must not block: the kubelet waits for them in its Register."""
         return self.options
 
     def ListAndWatch(

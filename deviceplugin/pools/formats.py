@@ -94,7 +94,7 @@ def load(
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
         if required:
-            raise ConfigError(f"{path}: the file does not exist") from None
+            raise ConfigError(f"{path}: this file does not exist") from None
         content = b""
     except DocumentError as error:
         raise ConfigError(str(error)) from None
@@ -236,7 +236,7 @@ def _sriov(value: object, where: str, prefix: str) -> PoolConfig:
     resource = _prefixed(values, where, prefix, _SRIOV_NAME)
     kind = values.get("deviceType") or "netDevice"
     if kind not in ("netDevice", "auxNetDevice"):
-        text = _ACCELERATOR if kind == "accelerator" else "expected netDevice or auxNetDevice"
+        text = _ACCELERATOR if kind == "accelerator" else "expected one of netDevice, auxNetDevice"
         raise DocumentError(f"{where}.deviceType: {documents.shown(kind)}: {text}")
     if "selectors" not in values:
         raise DocumentError(

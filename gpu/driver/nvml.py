@@ -166,13 +166,13 @@ class Nvml:
         return found
 
     def uncorrected_errors(self, uuid: str) -> int:
-        """Uncorrected memory errors since the last reset; 0 if the GPU does not count the errors."""
+        """Uncorrected memory errors since the last reset; 0 if the GPU does not count these."""
         uncorrected = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         count = self._nvml.nvmlDeviceGetTotalEccErrors
         return int(self._known(uuid, count, uncorrected, self._nvml.NVML_VOLATILE_ECC) or 0)
 
     def recovery_action(self, uuid: str) -> int:
-        """The recovery action that the driver requests; 0 if it requests none or reports nothing."""
+        """The recovery action that the driver requests; 0 if no request is known."""
         field = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         fields = self._known(uuid, self._nvml.nvmlDeviceGetFieldValues, [field])
         return int(fields[0].value.uiVal) if fields and fields[0].nvmlReturn == _SUCCESS else 0

@@ -277,7 +277,7 @@ class Groups:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Admit one writer on this node. During an update, an old and a new agent may both write."""
+        """Admit one writer on this node. An old and a new agent may both run during an update."""
         with self._thread_lock:
             try:
                 self._lock.acquire()

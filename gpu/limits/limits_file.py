@@ -225,7 +225,7 @@ def _process(process: Registered) -> bytes:
 
 
 def bytes_of(uuid: str) -> bytes:
-    """The 16 bytes of a UUID "GPU-…", as from cuDeviceGetUuid. Raises GroupError if it is invalid."""
+    """The 16 bytes of a UUID "GPU-…", as from cuDeviceGetUuid. Raises GroupError."""
     kind, _, number = uuid.partition("-")
     try:
         if kind != "GPU":

@@ -67,7 +67,7 @@ class LivingProcesses:
     def watch(
         self, pidfd: int, pid: int, start_time: int, group: str, slot: int, registration: int
     ) -> None:
-        """Watch for the end of the process that is registered in a slot. Keeps or closes `pidfd`."""
+        """Watch for the end of the process registered in a slot. Keeps or closes `pidfd`."""
         with self._lock:
             previous = self._holders.pop((group, slot), None)
             if previous is not None:

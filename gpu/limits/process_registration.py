@@ -248,7 +248,7 @@ class Registrar(StepThread):
                 client.awaited = True
 
     def _take(self, client: Registrant) -> bool:
-        """Answer a client's request and close the client. Returns False if no request has arrived."""
+        """Answer a request and close the client. Returns False if no request has arrived."""
         try:
             content = client.socket.recv(_REQUEST + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:

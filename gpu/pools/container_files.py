@@ -43,7 +43,7 @@ VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 class ContainerFiles:
-    """Makes and removes the files of containers, in an order that is safe if the agent is killed."""
+    """Makes and removes the files of containers. A kill at any point does no harm."""
 
     def __init__(self, paths: Paths, parts: GpuParts) -> None:
         self._paths = paths

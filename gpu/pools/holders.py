@@ -67,7 +67,7 @@ class Holders:
 
 
 def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
-    """Each group whose container has started, and the key of the allocation that names the group."""
+    """Each group whose container has started, with the key of the allocation that names it."""
     for entry in allocations:
         if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
             yield entry.gpu.group, entry.key
@@ -76,7 +76,7 @@ def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, Allocation
 def _completed(
     tenant: Tenant, keys: Collection[AllocationKey], rows: Iterable[PodDevices]
 ) -> Tenant:
-    """Complete the names and the UID from the rows that have ids in `keys`, unless rows disagree."""
+    """Complete names and UID from the rows that have ids in `keys`, unless rows disagree."""
     if tenant.pod.name and tenant.pod.uid:
         return tenant
     of_keys = [

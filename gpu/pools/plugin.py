@@ -112,7 +112,7 @@ class GpuPools:
         return changed
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record containers that the kubelet's records have and the ledger lacks. Raises OSError."""
+        """Record containers that the kubelet has and the ledger lacks. Raises OSError."""
         for service in self.services.values():
             service.adopt(rows)
         self.holders.learn(rows)

@@ -118,7 +118,7 @@ class ReplicaService(ServedPool):
         )
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record containers that the kubelet's records have and the ledger lacks. Raises OSError."""
+        """Record containers that the kubelet has and the ledger lacks. Raises OSError."""
         gpus = self._gpus
         missing = [name for name in adopted(self._ledger, self.name, rows) if name in gpus]
         if missing:

@@ -112,7 +112,7 @@ class ShareService(ServedPool):
         self._allocated()
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record containers that the kubelet's records have and the ledger lacks. Raises OSError."""
+        """Record containers that the kubelet has and the ledger lacks. Raises OSError."""
         missing = set(adopted(self.pool.ledger, self.name, rows)) & self._gpus.keys()
         for row in rows:
             ids = sorted(missing.intersection(row.ids)) if row.resource == self.name else []
