@@ -219,7 +219,7 @@ def waiting_gpus(
 
     `rows` come from PodResources, `in_checkpoint` from the kubelet's checkpoint. `ours` are the
     resources that are being allocated. `known` has the address of each id of our own pools of GPUs,
-    or "" if the address may change. Returns [] if there is no such container, or if several such
+    or "" if the address may change. Returns [] if no such container exists, or if several such
     containers hold different GPUs. Containers with the same GPUs count as one, for example a
     container and its init container.
 

@@ -116,7 +116,7 @@ def sees_the_host() -> bool:
 def mounted_region(pid: int) -> Mount | None:
     """The file that a process has mounted as its region.
 
-    Returns `None` if there is no such file, or if the process has too many mounts.
+    Returns `None` if the process has no region, or too many mounts.
     """
     try:
         with open(procfs.name(f"{pid}/mountinfo"), "rb") as file:  # noqa: PTH123

@@ -121,7 +121,6 @@ def test_what_cannot_be_read_says_why_and_what_to_do(
     text = str(error.value)
     assert text.startswith(f"{paths.checkpoint}: ")
     assert why.lower() in text.lower()
-    assert text.startswith(f"{paths.checkpoint}: ")
     assert "remove the file and restart the agent" in text
 
 
