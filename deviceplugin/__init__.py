@@ -4,13 +4,13 @@
 - `inventory` reads the HCAs, `health` judges their ports, `pools` assigns HCAs to pools.
 - `availability` decides which device ids may be allocated.
 - `pool_service` answers the kubelet's calls for one pool; the protocol is in `kubelet`.
-- `allocate` makes the answer for a container; `ledger` records it in the `checkpoint`.
+- `allocate` makes the answer for a container; `ledger` records the allocation in the `checkpoint`.
 - `reconcile` compares the ledger with the kubelet's records; `current` compares device numbers.
-- The CNI plugins read `pod_devices` and `devices_for_pods`: which HCAs pods have.
+- The CNI plugins use `pod_devices` and `devices_for_pods` to find the HCAs of pods.
 """
 
 import os
 
-# gRPC's fork handlers restart its threads in a forked child, which abort the child if they run
-# before exec. The agent forks for every delegate, and no child calls gRPC. gRPC reads this once.
+# After a fork, gRPC restarts its threads in the child. A thread that runs before exec aborts the
+# child. The agent forks for every delegate, and no child calls gRPC. gRPC reads the variable once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

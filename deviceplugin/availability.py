@@ -1,7 +1,7 @@
-"""Which device ids of a pool may be allocated now, and why the remaining ones may not.
+"""Decides which device ids of a pool may be allocated now, and gives a reason for each other id.
 
-An id is available while its HCA is healthy, as far as the pool's holders need that, and no other
-holder excludes the use of that HCA. `health` judges the ports.
+An id is available while its HCA works for the pool's holders and no holder of another id has the
+HCA alone. `health` finds the faults of ports.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,8 +27,8 @@ def unavailable(
 
     `reports` come from `Health` and cover all HCAs. If `reports` is `None`, only two reasons count:
     another holder, and outdated device nodes of the id's own holder. `held` has the pool's
-    allocations by id; `elsewhere` comes from `held_elsewhere`. An id of several HCAs needs one that
-    is healthy: its holder gets the healthy ones.
+    allocations by id; `elsewhere` comes from `held_elsewhere`. An id of several HCAs is available
+    if at least one HCA is healthy: its holder gets the healthy HCAs.
     """
     taken = {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
     faults: dict[str, str | None] = {}
@@ -38,7 +38,7 @@ def unavailable(
         # In the RDMA subsystem's exclusive mode an RDMA device moves with its holder's interface.
         away = {
             hca.id: f"the RDMA device of {hca.id} is in another network namespace: it is back when "
-            "that is gone"
+            "that namespace is gone"
             for hca in pool.hcas
             if hca.rdma_names and not hca.rdma and gives_uverbs(pool, hca)
         }
@@ -56,10 +56,10 @@ def unavailable(
 
 
 def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
-    """The HCAs that this pool must not allocate because another resource has, with the reason.
+    """The HCAs that this pool must not allocate because another resource has them, with reasons.
 
-    For a pool of mode "exclusive" these are all HCAs that another resource has allocated, for other
-    pools only those whose holder has them alone.
+    A pool of mode "exclusive" must not allocate any HCA that another resource has allocated. Other
+    pools must not allocate an HCA whose holder has it alone.
     """
     reasons: dict[str, str] = {}
     for allocation in allocations:
@@ -73,7 +73,7 @@ def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, s
 
 
 def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None:
-    """The reason if an HCA does not work for a holder of the pool, or `None`."""
+    """The reason why an HCA does not work for a holder of the pool; `None` if it works."""
     report = reports.get(hca.id)
     if report == GONE:
         return report
@@ -90,12 +90,15 @@ def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None
 
 
 def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> bool:
-    """Whether the health of an HCA depends on its own ports, not on those of its PF or on none.
+    """Whether the health of an HCA depends on its own ports.
+
+    If not, its health depends on the ports of its PF, or on no port.
 
     A VF or SF of an exclusive pool is set up when it is attached to its pod. Until then its port is
-    DOWN: a RoCE port follows its interface, an InfiniBand port has no GUID yet. The link is the
-    PF's, if the PF is on this node; virtual machines have VFs without a PF. In modes "shared" and
-    "all" the function stays on the host and is not set up later, so its own port must be ACTIVE.
+    DOWN: a RoCE port follows its interface, an InfiniBand port has no GUID yet. So the ports of the
+    PF count, if the PF is on this node. A virtual machine may have VFs without a PF. In modes
+    "shared" and "all" the function stays on the host and is not set up later, so its own port must
+    be ACTIVE.
     """
     if not gives_uverbs(pool, hca):
         return False
@@ -106,9 +109,9 @@ def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> 
 def changes(
     pool: Pool, before: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    """The differences between two results of `unavailable`: ids, and the reason or `None`.
+    """The differences between two results of `unavailable`: ids with the new reason or `None`.
 
-    The ids of an HCA with the same reason are one item.
+    The changed ids of an HCA that have the same reason are one item.
     """
     ids_by_reason: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
     for slot in pool.slots:
@@ -122,7 +125,7 @@ def changes(
 def _of_earlier_configuration(
     pool: Pool, held: Mapping[str, Allocation]
 ) -> Iterator[tuple[str, str]]:
-    """HCAs whose holder excludes other holders, and has an id that the pool no longer has."""
+    """HCAs whose holder has the HCA alone, by an id that the pool no longer has; with reasons."""
     for device_id, allocation in held.items():
         if pool.slot(device_id) is not None:
             continue
@@ -133,14 +136,14 @@ def _of_earlier_configuration(
 
 
 def _is_held_by(hca_id: str, holder: str) -> str:
-    return f"{hca_id} is held by {holder}: it is free when that pod is gone"
+    return f"{hca_id} is held by {holder}: it is free after the holder's pod is gone"
 
 
 def _stale(pool: Pool, allocation: Allocation) -> str | None:
-    """The reason if the holder's device nodes no longer belong to the HCA, or `None`.
+    """The reason why the holder's device nodes are outdated; `None` if they belong to the HCA.
 
-    The kubelet gives a restarted container the nodes of its first start, which may be another HCA's
-    now. A CDI name stands for the current nodes.
+    The kubelet gives a restarted container the nodes of its first start. By now, these nodes may
+    belong to another HCA. A CDI name stands for the current nodes.
     """
     if pool.config.cdi:
         return None
@@ -150,8 +153,8 @@ def _stale(pool: Pool, allocation: Allocation) -> str | None:
         if outdated is not None and outdated.uverbs is not None:
             node = outdated.uverbs
             return (
-                f"its holder was given {node.path} ({node.major}:{node.minor}) for {device.id}, "
-                "which has another number since its driver was reloaded: delete that pod"
+                f"its holder got {node.path} ({node.major}:{node.minor}) for {device.id}, but the "
+                "device has another number since a reload of its driver: delete the holder's pod"
             )
     return None
 
@@ -159,24 +162,24 @@ def _stale(pool: Pool, allocation: Allocation) -> str | None:
 class StartupGrace:
     """Lists ids that containers already hold as healthy while the node's hardware still starts up.
 
-    A node that boots restarts its pods before drivers are loaded, links are trained, subnet
-    managers have configured ports, and interfaces are up. The kubelet rejects a pod with an
-    unhealthy id for good. So for the first minute such an id is listed as healthy, unless it has
-    become unavailable again. A port that is DOWN (Polling) may be training or may lack a cable;
-    only time shows which. Nothing is allocated because of this: the kubelet does not call Allocate
-    for devices that a container already has, and Allocate checks the real state.
+    After a boot, the kubelet restarts pods before drivers are loaded, links are trained, subnet
+    managers have configured ports, and interfaces are up. It rejects a pod with an unhealthy id
+    permanently. So in the first minute a held id is listed as healthy until it was available once.
+    A port that is DOWN (Polling) may be training or may lack a cable; only time shows which. This
+    listing causes no wrong allocation: the kubelet does not call Allocate for devices that a
+    container already has, and Allocate checks the real state.
 
     `held` are the allocations at the time `began` (time.monotonic()). Not thread-safe. Sources:
     kubernetes issues 109595 and 125579.
     """
 
     def __init__(self, held: Collection[AllocationKey], began: float) -> None:
-        self._waiting = set(held)  # those that were never available since
+        self._waiting = set(held)  # ids that were never available since `began`
         self._end = began + GRACE
 
     @property
     def pending(self) -> bool:
-        """Whether listings will change without another event."""
+        """Whether listings may change although no event occurs."""
         return bool(self._waiting)
 
     def expected_at_start(

@@ -2,7 +2,7 @@
 
 docs/reference/checkpoint.md describes every field for other programs. The device plugin replaces
 the file before it answers the kubelet's Allocate. The CNI plugins read the file. Device numbers are
-those of the time of the allocation: after a driver reload they may belong to another HCA.
+from the time of the allocation: after a driver reload they may belong to another HCA.
 """
 
 import errno
@@ -21,7 +21,7 @@ from base.types import DeviceId
 VERSION = 1
 
 AllocationKey = tuple[str, DeviceId]
-"""A resource and a device id of it, which the kubelet gives to one container at a time."""
+"""A resource and one of its device ids. The kubelet gives an id to one container at a time."""
 
 
 class CheckpointDamaged(Exception):
@@ -29,7 +29,7 @@ class CheckpointDamaged(Exception):
 
 
 class CheckpointUnreadable(CheckpointDamaged):
-    """The process lacks descriptors or memory, or cannot write; the file may be intact."""
+    """The process lacks descriptors or memory, or cannot write. The file may be intact."""
 
 
 class AllocatedNode(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class AllocatedPort(msgspec.Struct, frozen=True, kw_only=True):
     guid: str
     pkeys: tuple[int, ...]
     netdevs: tuple[str, ...]
-    umad: AllocatedNode | None = None  # `None` if the container did not get it
+    umad: AllocatedNode | None = None  # `None` if the container did not get the node
     issm: AllocatedNode | None = None
 
 
@@ -72,10 +72,10 @@ class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str  # "GPU-…"; "" also if the driver reported none
     bdf: str  # "0000:1a:00.0"
     minor: int  # N in /dev/nvidiaN
-    memory_bytes: int = 0  # of its memory, by this id; 0 in a pool of replicas: no limit
-    compute_share: float = 0.0  # of its time, from 0 to 1, by this id; 0 likewise
+    memory_bytes: int = 0  # of the GPU's memory; 0 in a pool of replicas: no limit
+    compute_share: float = 0.0  # of the GPU's time, from 0 to 1; 0 in a pool of replicas: no limit
     slot: str = ""  # the first of the container's ids of the resource; "" for time of a GPU
-    group: str = ""  # with the limits (gpu/limits/groups.py); "" before the first start
+    group: str = ""  # of the limits (gpu/limits/groups.py); "" before the first start
 
     @property
     def open(self) -> bool:
@@ -87,7 +87,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """One device id of one resource that a container holds."""
 
     resource: str
-    id: DeviceId  # as the kubelet has it
+    id: DeviceId  # the kubelet's id
     # One HCA. In mode "all": every HCA of the pool. Empty if adopted and the HCA is unknown.
     devices: tuple[AllocatedHCA, ...]
     time: str  # "2026-11-21T19:12:56Z"
@@ -111,7 +111,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocation in the file. Many allocations share devices, so the file stores each once."""
+    """An allocation in the file. Many allocations share an HCA, so the file stores it only once."""
 
     resource: str
     id: DeviceId
@@ -132,7 +132,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
 class EncodedAllocation(NamedTuple):
     """An encoded allocation.
 
-    It is kept, because most allocations do not change between two writes.
+    The ledger keeps the encoding, because most allocations do not change between two writes.
     """
 
     stored: msgspec.Raw
@@ -144,7 +144,7 @@ class _CheckpointVersion(msgspec.Struct):
 
 
 def read(paths: Paths) -> Checkpoint:
-    """Read the checkpoint. Without a file it is empty. Raises CheckpointDamaged."""
+    """Read the checkpoint. It is empty if the file does not exist. Raises CheckpointDamaged."""
     try:
         content = files.read(str(paths.checkpoint))
     except FileNotFoundError:
@@ -158,14 +158,14 @@ def read(paths: Paths) -> Checkpoint:
         version = decoding.decode(content, _CheckpointVersion).version
         if version == VERSION:
             return _resolved(decoding.decode(content, CheckpointFile))
-        problem = f"has version {version}, this podfabric reads version {VERSION}"
+        problem = f"has version {version}, but this podfabric reads version {VERSION}"
     except msgspec.MsgspecError as error:
         problem = str(error)
     except KeyError as key:
         problem = f'"hcas" has no {key}'
     raise CheckpointDamaged(
-        f"{paths.checkpoint}: {problem}: remove {paths.checkpoint} and restart the agent, which "
-        "asks the kubelet for what is allocated"
+        f"{paths.checkpoint}: {problem}: remove the file and restart the agent, which reads the "
+        "allocations from the kubelet's records"
     )
 
 
@@ -184,28 +184,29 @@ def write(
     allocations: Sequence[EncodedAllocation],
     offered: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Replace the file. The content is on disk when this returns, and `recover` finds it there.
+    """Replace the file. At the return, the content is on disk, where `recover` finds it.
 
     `offered` has the HCA ids of each pool, by resource. Only the node's one device plugin may call
-    this. Raises OSError; readers then find the old file.
+    this function. If it raises OSError, readers find the old file.
     """
     hcas = dict(chain.from_iterable(allocation.hcas for allocation in allocations))
     stored = [allocation.stored for allocation in allocations]
     file = {"version": VERSION, "hcas": hcas, "allocations": stored, "offered": offered or {}}
-    # Waiting for the directory as well would take a third of an Allocate.
+    # Do not wait for the directory's write too: this would take a third of an Allocate.
     files.write_atomically(paths.checkpoint, msgspec.json.encode(file), durable=False)
 
 
 def recover(paths: Paths) -> None:
     """Finish the last `write`, if a kill or a power cut interrupted it.
 
-    Only the node's one device plugin may call this, before it reads. Raises CheckpointUnreadable.
+    Only the node's one device plugin may call this function, before `read`. Raises
+    CheckpointUnreadable.
     """
     try:
         files.recover(paths.checkpoint, _is_whole)
     except OSError as error:
         raise CheckpointUnreadable(
-            f"{paths.checkpoint}: its last change cannot be finished: {error.strerror}"
+            f"{paths.checkpoint}: cannot finish its last change: {error.strerror}"
         ) from None
 
 

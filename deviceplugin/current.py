@@ -1,8 +1,8 @@
-"""Whether a container's uverbs nodes still belong to the HCA that it was given.
+"""Checks whether a container's uverbs nodes still belong to the HCA that the container got.
 
 The kernel numbers uverbs devices in the order of their registration. After a driver reload an HCA
-may have another number, and its old number may be another HCA's: the container still has the old
-node. Only this module decides that.
+may have another number, and its old number may belong to another HCA. The container still has the
+old node. Only this module compares the numbers.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ Uverbs = tuple[str, int, int]  # name, major, minor, as in ("uverbs0", 231, 192)
 def outdated(
     allocated: AllocatedHCA, now: Mapping[str, Uverbs], *, complete: bool = True
 ) -> AllocatedRdmaDevice | None:
-    """The first RDMA device whose uverbs node, as the holder has it, no longer belongs to the HCA.
+    """The first RDMA device of the holder whose uverbs node no longer belongs to the HCA.
 
-    `now` has the HCA's uverbs devices by the names of their RDMA devices, all of them if
-    `complete`. Returns `None` if all nodes are current, or if `now` is empty: then nothing can be
-    decided.
+    `now` has the HCA's uverbs devices by the names of their RDMA devices; if `complete`, it has all
+    of them. Returns `None` if all nodes are current. An empty `now` decides nothing and gives
+    `None` too.
     """
     if not now:
         return None

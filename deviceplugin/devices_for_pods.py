@@ -1,8 +1,8 @@
 """Finds the devices of this node that are for pods: a pool offers them, or a pod holds them.
 
-The sources are the device plugin's checkpoint and the kubelet's own, which has the ids of all
-device plugins of the node. Attaching such a device to another pod would take it from its holder, or
-from the pool. This module only reads.
+The sources are the device plugin's checkpoint and the kubelet's checkpoint. The kubelet's
+checkpoint has the ids of all device plugins of the node. Attaching such a device to another pod
+would take it from its holder or from the pool. This module only reads.
 """
 
 from collections.abc import Mapping
@@ -22,21 +22,21 @@ _NONE: Mapping[str, str] = {}
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """Assigned devices by address; software HCAs by the name of their RDMA device."""
+    """Assigned devices: by address, or by the name of the RDMA device for software HCAs."""
 
-    held: Mapping[AllocationKey, str]  # the devices whose holder has them alone
+    held: Mapping[AllocationKey, str]  # each device whose holder has it alone
     pooled: Mapping[str, str]  # the resource of each device that a pool offers or a pod holds
 
 
 class OfOtherPods(msgspec.Struct, frozen=True):
-    """The devices that are not for a certain pod, each with its resource."""
+    """The devices that one pod must not use, each with its resource."""
 
     held: Mapping[str, str] = _NONE  # another pod has the device alone
     pooled: Mapping[str, str] = _NONE  # a pool offers the device, or another pod holds it
 
 
 def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
-    """The assigned devices except those that the pod with these `holdings` has."""
+    """The assigned devices, without the devices of the pod that has these `holdings`."""
     ids = _Ids(paths)
     own = {ids.device(hca.device) for hca in holdings.hcas} | set(map(ids.named_by, holdings.ids))
     return OfOtherPods(
@@ -46,11 +46,13 @@ def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
 
 
 def assigned(paths: Paths, ours: Checkpoint | None = None) -> Assigned:
-    """The devices that are assigned now; none if the node has neither a kubelet nor our checkpoint.
+    """The devices that are assigned now.
 
-    An id that names no device, such as "17", counts only if our checkpoint has its devices. `ours`
-    is that checkpoint, for a caller that has read it. Raises Unknown if a record that exists, or
-    must exist, cannot be read.
+    There are none if the node has neither a kubelet nor our checkpoint.
+
+    An id that names no device, such as "17", counts only if our checkpoint has its devices. A
+    caller that has read our checkpoint passes it as `ours`. Raises Unknown if a record is
+    unreadable, or is missing although the node must have it.
     """
     ours = recorded(paths) if ours is None else ours
     ids = _Ids(paths)
@@ -75,7 +77,7 @@ def assigned(paths: Paths, ours: Checkpoint | None = None) -> Assigned:
 def _of_the_kubelet(
     paths: Paths, ours: Checkpoint
 ) -> tuple[list[AllocationKey], list[AllocationKey]]:
-    """The ids that the kubelet has given to pods, and those that it may give. Raises Unknown."""
+    """The ids that the kubelet gave to pods, and the ids that it may give. Raises Unknown."""
     try:
         listed = records.registered(paths)
         if listed is None:
@@ -91,15 +93,15 @@ def _of_the_kubelet(
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
-    """Raise KubeletUnreadable if this node's kubelet has ever got a list from a device plugin.
+    """Raise KubeletUnreadable if a device plugin has ever sent a list to this node's kubelet.
 
-    The kubelet writes its checkpoint with the first list.
+    The kubelet writes its checkpoint when it gets the first list.
     """
     if not (ours.offered or ours.allocations or records.from_pod_resources(paths)):
         return
     raise KubeletUnreadable(
-        f"{paths.device_plugins} has no checkpoint of the kubelet, but the node has device "
-        "plugins: restart the agent or the device plugin, so that the kubelet writes the checkpoint"
+        f"{paths.device_plugins} has no checkpoint of the kubelet, but device plugins run on this "
+        "node: restart the agent or a device plugin, so that the kubelet writes the checkpoint"
     )
 
 
@@ -116,9 +118,9 @@ class _Ids:
         return device.address or self.named_by(device.id) or device.id
 
     def named_by(self, device_id: str) -> str:
-        """The key in `Assigned` of the device that an id names; "" if it names none.
+        """The key in `Assigned` of the device that an id names; "" if the id names no device.
 
-        An id names a device by an address, by a slot of one, or by an RDMA device.
+        An id names a device by its address, by a slot at an address, or by its RDMA device.
         """
         hca = hca_of(device_id)
         address = pci.canonical(hca) or records.address_in(device_id)

@@ -1,8 +1,8 @@
-"""The health of HCAs by their ports, without flapping.
+"""Reports the health of HCAs by the state of their ports, without flapping.
 
-A fault is reported once it has lasted `NOTICE` seconds, its end after `SETTLE` seconds. The latter
-time doubles with each recent fault, so that a flapping port does not make its HCA appear and
-disappear again and again.
+A fault is reported after it has lasted `NOTICE` seconds. The end of a fault is reported `SETTLE`
+seconds later. This second time doubles with each recent fault, so that a flapping port does not
+make its HCA appear and disappear again and again.
 """
 
 import re
@@ -14,34 +14,34 @@ NOTICE = 0.5  # seconds a fault must last
 SETTLE = 2.0  # seconds without a fault before the HCA is healthy again
 LONGEST_SETTLE = 60.0
 GONE = "it is gone from this node"
-REMEMBERED = 600.0  # seconds for which a fault lengthens the wait after the next ones
+REMEMBERED = 600.0  # seconds for which a fault lengthens the wait after later faults
 
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
 
 
 class _HealthState:
-    """The health of one HCA. A fault of `None` is healthy."""
+    """The health of one HCA. The fault of a healthy HCA is `None`."""
 
     def __init__(self, fault: str | None) -> None:
         self.reported = fault
         self.seen = fault
         self.since = 0.0  # when `seen` changed between healthy and faulty
-        self.faults: list[float] = []  # when it was reported as faulty
+        self.faults: list[float] = []  # the times when it was reported as faulty
 
 
 class Health:
     """The health of all HCAs. One thread at a time may use it."""
 
     def __init__(self) -> None:
-        self.pending = False  # a report will change by time alone
+        self.pending = False  # a report will change after some time, without a change of a port
         self._states: dict[str, _HealthState] = {}
         self._best: dict[tuple[str, int, int], float] = {}  # Gb/s, by HCA, device, port
 
     def observe(self, hcas: Iterable[HCA], listed: Collection[str], now: float) -> None:
         """Update from the state of sysfs at the time `now` (time.monotonic()).
 
-        `listed` are the ids of HCAs that are offered or held. Those that are not among `hcas` are
-        reported as GONE.
+        `listed` are the ids of HCAs that are offered or held. Ids of `listed` that are not in
+        `hcas` are reported as GONE.
         """
         present = {hca.id: hca for hca in hcas}
         for hca_id in {*present, *listed, *self._states}:
@@ -49,7 +49,7 @@ class Health:
             fault = GONE if hca is None else self._fault(hca)
             state = self._states.get(hca_id)
             if state is None:
-                self._states[hca_id] = _HealthState(fault)  # a first look counts at once
+                self._states[hca_id] = _HealthState(fault)  # the first fault counts at once
             else:
                 _advance(state, fault, now)
         for hca_id in set(self._states).difference(present, listed):
@@ -58,12 +58,12 @@ class Health:
         self.pending = any(state.seen != state.reported for state in self._states.values())
 
     def reports(self) -> Mapping[str, str | None]:
-        """The fault of each HCA, by id: a text, GONE, or None for a healthy one."""
+        """The fault of each HCA, by id: a text, GONE, or `None` for a healthy HCA."""
         return {hca_id: state.reported for hca_id, state in self._states.items()}
 
     def _fault(self, hca: HCA) -> str | None:
-        """The fault of an HCA's ports, or `None` if one of them is healthy."""
-        if not hca.rdma:  # it has none, or it is in a pod's namespace and not visible from here
+        """The fault of an HCA's ports; `None` if at least one port is healthy."""
+        if not hca.rdma:  # the HCA has none, or a pod's namespace hides it
             return None
         faults = []
         for position, rdma in enumerate(hca.rdma):
@@ -85,7 +85,7 @@ class Health:
             return None
         best = self._best[here] = max(self._best.get(here, 0.0), float(rate[1]))
         if float(rate[1]) < best:
-            return f"port {port.number} of {name} is degraded: {port.rate}, it had {best:g} Gb/sec"
+            return f"port {port.number} of {name} is degraded: {port.rate}, before {best:g} Gb/sec"
         return None
 
 

@@ -1,4 +1,4 @@
-"""The HCAs of the node as last seen in sysfs, and those that are gone but still allocated."""
+"""The HCAs that sysfs last showed, and absent HCAs that are still allocated."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -21,14 +21,14 @@ class Inventory:
         self._lock = threading.Lock()
         self._hcas: dict[str, HCA] = {}
         self._seen: dict[str, HCA] = {}
-        self._worked: set[str] = set()  # ids of HCAs that had a working port at some time
+        self._worked: set[str] = set()  # ids of HCAs that had a working port once
         self._hardware: frozenset[str] = frozenset()
         self._uverbs: frozenset[str] = frozenset()
         self._unreported = False  # `current` read sysfs since the last `look`
 
     def look(self) -> list[HCA]:
         """Read sysfs; return the present HCAs, sorted by id."""
-        self._unreported = False  # first, since another thread may look meanwhile
+        self._unreported = False  # first, because another thread may look in the meantime
         return self._look()
 
     def last(self) -> list[HCA]:
@@ -36,7 +36,7 @@ class Inventory:
         return [self._hcas[hca_id] for hca_id in sorted(self._hcas)]
 
     def differs(self, *, rates: bool = False) -> bool:
-        """Whether devices or port states differ from the last look, at a fraction of its cost.
+        """Whether devices or port states differ from the last look. Costs a fraction of a look.
 
         With `rates`, also compare the rates of ports: a failed lane changes no state.
         """
@@ -57,12 +57,12 @@ class Inventory:
         return {hca_id: self._hcas[hca_id] for hca_id in requested if hca_id in self._hcas}
 
     def missing(self, allocations: Iterable[Allocation]) -> list[HCA]:
-        """Held HCAs that have left the node. They are shown as last seen, without RDMA devices."""
+        """Held HCAs that are no longer on the node, as last seen but without RDMA devices."""
         held = {device.id: device for entry in allocations for device in entry.devices}
         return [self._remembered(held[hca_id]) for hca_id in sorted(held.keys() - self._hcas)]
 
     def pools(self, config: DevicePluginConfig, allocations: Sequence[Allocation]) -> list[Pool]:
-        """The pools with the HCAs of the last look, and those that are gone but still held."""
+        """The pools with the HCAs of the last look, and with absent HCAs that are still held."""
         kept: dict[str, set[str]] = {}
         for entry in allocations:
             kept.setdefault(entry.resource, set()).update(hca.id for hca in entry.devices)
@@ -71,7 +71,7 @@ class Inventory:
         return pools(config, hcas, kept, used, worked=frozenset(self._worked))
 
     def _look(self) -> list[HCA]:
-        # Before the look, so that no change is missed.
+        # Read these before the look, so that no change is missed.
         hardware = change_detection.hardware(self._paths)
         uverbs = change_detection.uverbs(self._paths)
         hcas = discovery.hcas(self._paths)

@@ -1,11 +1,11 @@
 """The allocations of this node: in memory, and in the checkpoint on disk.
 
-An Allocate is answered when the checkpoint with it is on disk, so neither a kill nor a power cut
-loses an answered allocation.
+The plugin answers an Allocate after the checkpoint with the allocation is on disk. So neither a
+kill nor a power cut loses an answered allocation.
 
 The kubelet never reports the end of an allocation, so `reconcile` compares the ledger with the
-kubelet's records. An allocation that only the ledger has is dropped once it is older than `YOUNG`;
-one that only the kubelet has is adopted.
+kubelet's records. An allocation that only the ledger has is dropped once it is older than `YOUNG`.
+An allocation that only the kubelet has is adopted.
 """
 
 import math
@@ -24,8 +24,8 @@ from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, AllocatedHCA, Allocation, AllocationKey
 
-YOUNG = 120.0  # seconds in which the kubelet may not have written an allocation down yet
-YOUNG_GPU = 15.0  # the same for GPUs, which no other container can get meanwhile
+YOUNG = 120.0  # seconds in which the kubelet's records may not have an allocation yet
+YOUNG_GPU = 15.0  # the same for GPUs; until then no other container gets the part
 
 Given = tuple[AllocatedHCA, ...] | AllocatedGPU
 """What one device id gives a container: HCAs, or a part of a GPU."""
@@ -34,32 +34,32 @@ Given = tuple[AllocatedHCA, ...] | AllocatedGPU
 class _LedgerEntry(NamedTuple):
     allocation: Allocation
     encoded: checkpoint.EncodedAllocation
-    made: float  # time.monotonic(): the time of day may be set, above all after a boot
+    made: float  # time.monotonic(), because the time of day may be set after a boot
 
 
 class Ledger:
     """The allocations of this node. Any thread may use it.
 
-    Readers take no lock: `_entries` is replaced, never changed. Raises CheckpointUnreadable if the
-    checkpoint cannot be read at the moment; the caller tries again.
+    Readers take no lock: `_entries` is replaced, never changed. `__init__` raises
+    CheckpointUnreadable if the checkpoint cannot be read at the moment; the caller tries again.
     """
 
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
         self._paths = paths
         self.boot_id = boot_id  # of the current boot
         self._offered: dict[str, tuple[str, ...]] = {}  # the HCA ids of each pool, by resource
-        self._written: dict[str, tuple[str, ...]] = {}  # the same as the file has it
-        self.allocating = threading.Lock()  # from checking who holds an HCA until it is recorded
-        self._lock = threading.Lock()  # of the one writer
+        self._written: dict[str, tuple[str, ...]] = {}  # the HCA ids that the file has
+        self.allocating = threading.Lock()  # from the check of an HCA's holders to the record
+        self._lock = threading.Lock()  # held by the writer
         self._has_file = False  # this process wrote the file
         self._failed = False  # the last write failed
         try:
             checkpoint.recover(paths)
             allocations = checkpoint.read(paths).allocations
         except checkpoint.CheckpointUnreadable:
-            raise  # setting an intact file aside would lose allocations
+            raise  # replacing an intact file would lose allocations
         except checkpoint.CheckpointDamaged as damage:
-            warn(f"{damage} (it is set aside, and the kubelet is asked)")
+            warn(f"{damage} (keeping a copy, and using the kubelet's records)")
             _keep_aside(paths)
             allocations = ()
             self._failed = True  # `serve` replaces the file; until then readers see the damage
@@ -105,12 +105,12 @@ class Ledger:
         )
 
     def record(self, resource: str, given: Mapping[str, Given]) -> None:
-        """Record an Allocate, by device id. On disk when this returns. Raises OSError."""
+        """Record an Allocate on disk, by device id. Raises OSError."""
         with self._lock:
             self._add(self._allocations(resource, given))
 
     def bind(self, gpus: Mapping[AllocationKey, AllocatedGPU]) -> None:
-        """Replace the GPU parts of allocations in one write. On disk when this returns.
+        """Replace the GPU parts of allocations on disk, in one write.
 
         Keys without an allocation are left out. Raises OSError.
         """
@@ -133,7 +133,7 @@ class Ledger:
     ) -> None:
         """Record allocations that only the kubelet has, by device id. Raises OSError.
 
-        An existing allocation is replaced only if `replaceable` has this very object. Otherwise an
+        An existing allocation is replaced only if `replaceable` has the same object. If not, an
         Allocate has recorded a newer allocation since the caller read the ledger.
         """
         with self._lock:
@@ -147,9 +147,9 @@ class Ledger:
     def drop_unknown(
         self, in_kubelet: Collection[AllocationKey], age: float = YOUNG
     ) -> list[AllocationKey]:
-        """Drop allocations that the kubelet does not have; return their keys.
+        """Drop allocations that the kubelet does not have. Returns their keys.
 
-        Keeps those younger than `age` seconds, or YOUNG_GPU for parts of GPUs.
+        Keeps allocations younger than `age` seconds, and parts of GPUs younger than YOUNG_GPU.
         """
         now = time.monotonic()
         with self._lock:
@@ -197,7 +197,7 @@ class Ledger:
             self._replace(self._entries | new)
 
     def _replace(self, entries: dict[AllocationKey, _LedgerEntry]) -> None:
-        """Write the file, and update memory only after that succeeded."""
+        """Write the file. Memory is updated only after the write has succeeded."""
         self._failed = True
         encoded = [entry.encoded for entry in entries.values()]
         checkpoint.write(self._paths, encoded, self._offered)
@@ -217,7 +217,7 @@ def _keep_aside(paths: Paths) -> None:
 
 
 def age(allocation: Allocation, boot_id: str, now: datetime) -> float:
-    """Seconds since the allocation; 0 if its time is in the future, since the clock was set.
+    """Seconds since the allocation; 0 if its time is in the future, because the clock was set.
 
     The age is infinite if the allocation has no valid time or is of another boot.
     """

@@ -1,8 +1,8 @@
 """The device plugin of a node: it finds HCAs and GPUs, offers pools, and allocates devices.
 
-The kubelet's calls come on threads of each pool's server. Two more threads run. One checks every
-second whether HCAs, their devices or the states of their ports have changed, and every 10 seconds
-the rates of ports. The other compares the ledger with the kubelet's records once a minute.
+The server of each pool has threads for the kubelet's calls. Two more threads run. The first checks
+HCAs, their devices and the states of their ports every second, and the rates of ports every 10
+seconds. The second compares the ledger with the kubelet's records once a minute.
 """
 
 import logging
@@ -34,11 +34,11 @@ from gpu.pools.plugin import GpuPools
 from host.sysfs.discovery import HCA
 
 LOOK_EVERY = 1.0  # seconds
-LOOK_AGAIN = 0.25  # seconds, while a change of a port is too young to be reported
-RATES_EVERY = 10.0  # seconds, for the rates of ports
-RESCAN_EVERY = 60.0  # seconds, for changes that the checks miss
+LOOK_AGAIN = 0.25  # seconds, while a port's change is too recent to be reported
+RATES_EVERY = 10.0  # seconds between checks of the rates of ports
+RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks miss
 COMPARE_EVERY = 60.0  # seconds
-COMPARE_SHARES = 10.0  # seconds, where the end of a container frees a part of a GPU
+COMPARE_SHARES = 10.0  # seconds with shares of GPUs: an ended container frees its share
 
 _log = logging.getLogger(__name__)
 
@@ -63,9 +63,9 @@ class DevicePlugin:
         self._health = Health()
         self._ledger = Ledger(paths, paths.boot_id(), _log.warning)
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
-        self._serving = False  # nothing is offered before the first comparison
+        self._serving = False  # no pool is offered before the first comparison
         self._overlap = False  # some HCA is in two pools
-        self._allocated = False  # such an HCA was allocated since the last look
+        self._allocated = False  # `look` must run soon, because of an Allocate since the last look
         self.services: dict[str, PoolService] = {}  # the pools that are served now
         self._servers: dict[str, PluginServer] = {}
         self._problems = Problems(_log)
@@ -81,7 +81,7 @@ class DevicePlugin:
         self._comparisons = Loop("kubelet", self._follow_kubelet, join=10.0)
 
     def start(self) -> None:
-        """Adopt the allocations in the kubelet's files, offer the pools, start the threads."""
+        """Adopt the allocations in the kubelet's checkpoint, offer the pools, start the threads."""
         self.look()
         try:
             self._reconciler.adopt_written(self.services)
@@ -102,7 +102,7 @@ class DevicePlugin:
         self._stack.close()
 
     def reconfigure(self, config: DevicePluginConfig, gpu_parts: GpuParts | None = None) -> None:
-        """Serve the pools of this configuration. A pool that keeps its name stays connected."""
+        """Serve the pools of `config`. A pool that keeps its name stays registered."""
         with self._lock:
             self._gpus.use(gpu_parts or GpuParts())
             self._config = config
@@ -122,7 +122,7 @@ class DevicePlugin:
         return self._gpus.holders.listed()
 
     def limited_gpus(self) -> Sequence[LimitedGPU]:
-        """The GPUs that containers get in parts."""
+        """The GPUs of which pools offer parts."""
         return self._gpus.limited
 
     def held(self) -> Mapping[str, int]:
@@ -142,7 +142,7 @@ class DevicePlugin:
         return LOOK_AGAIN if self._health.pending else LOOK_EVERY
 
     def _on_allocate(self) -> None:
-        """Update the other pools soon: the kubelet may choose from them next."""
+        """Update the other pools soon, because the kubelet may choose from them next."""
         if self._overlap:
             self._look_soon()
 
@@ -151,10 +151,10 @@ class DevicePlugin:
         self._looks.wake()
 
     def look(self, *, again: bool = True) -> None:
-        """Update every pool from the hardware. Without `again`, use the last reading of it."""
+        """Update every pool from the hardware; without `again`, from its last reading."""
         with self._lock:
             present = self._inventory.look() if again else self._inventory.last()
-            self._allocated = False  # first, since there may be another Allocate meanwhile
+            self._allocated = False  # first: another Allocate may come in the meantime
             current_pools = self._inventory.pools(self._config, self._ledger.allocations())
             offered = {hca.id for pool in current_pools for hca in pool.hcas}
             self._overlap = len(offered) < sum(len(pool.hcas) for pool in current_pools)
@@ -199,12 +199,12 @@ class DevicePlugin:
                 self._servers[resource].changed()
         for resource in self._gpus.look(self._config).intersection(self._servers):
             self._servers[resource].changed()
-        # All are updated by now.
+        # All services are updated by now.
         serving: dict[str, ServedPool] = {
             **{resource: self.services[resource] for resource in sorted(ours)},
             **self._gpus.services,
         }
-        if self._config.leaving:  # a container that starts again asks for its part of a GPU
+        if self._config.leaving:  # a restarted container needs PreStartContainer
             serving = {**self._gpus.shares}
         for resource, served in serving.items():
             if self._serving and resource not in self._servers:
@@ -225,7 +225,7 @@ class DevicePlugin:
         return service.update(pool, now, ours, fabric_env=fabric, expected=expected)
 
     def _describe(self, cdi_pools: Sequence[Pool], present: Sequence[HCA]) -> None:
-        """Update the CDI files: a container that starts again gets the current nodes."""
+        """Update the CDI files, so that a restarted container gets the current nodes."""
         problems = []
         hcas = {hca.id: hca for hca in present}
         try:
@@ -235,7 +235,7 @@ class DevicePlugin:
         for pool in cdi_pools:
             try:
                 container_devices.describe(self._paths, pool, hcas)
-            except cdi.Unwritten as error:  # the other pools' files do not depend on it
+            except cdi.Unwritten as error:  # continue with the files of the other pools
                 problems.append(str(error))
         self._problems.tell("CDI", "; ".join(problems) or None)
 
@@ -243,9 +243,9 @@ class DevicePlugin:
         try:
             server = PluginServer(self._paths, service)
             server.start()
-        except Exception as error:  # noqa: BLE001 - the other pools are served anyway
+        except Exception as error:  # noqa: BLE001 - the other pools are still served
             self._problems.tell(
-                resource, f"cannot be served: {error} (tried again with the next change)"
+                resource, f"cannot serve the pool: {error} (tries again at the next change)"
             )
             return
         self._servers[resource] = server

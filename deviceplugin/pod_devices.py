@@ -1,8 +1,8 @@
-"""Which HCAs a pod holds, for the CNI plugins, which put the pod's interface on one of them.
+"""Finds the HCAs that a pod holds. The CNI plugins put the pod's interface on one of these HCAs.
 
-The kubelet has the device ids of a pod's containers, the checkpoint has the HCA of each id. The
-answer depends neither on which container holds the devices nor on their order. This module only
-reads.
+The kubelet has the device ids of a pod's containers, and the checkpoint has the HCA of each id. The
+containers of the pod that hold the devices, and the order of the devices, do not matter. This
+module only reads.
 """
 
 from collections.abc import Iterable
@@ -22,16 +22,16 @@ from host.sysfs import pci
 _LONG = 256  # characters, which no id of a device has
 NOT_TOLD = (
     "the HCA is not on this node now, or another device plugin assigned the id: delete the pod, so "
-    "that the next pod gets another id"
+    "that its successor gets another id"
 )
 
 
 class Unknown(Exception):
-    """The devices of a pod cannot be found out. The text gives the reason and the remedy."""
+    """The devices of a pod are unknown. The text gives the reason and the remedy."""
 
 
 class Stale(Exception):
-    """The HCA has other device numbers than the container was given. The text names both."""
+    """The HCA has other device numbers than the container got. The text names both numbers."""
 
 
 class PodDevice(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class PodDevice(msgspec.Struct, frozen=True):
     resource: str
     id: str
     device: AllocatedHCA
-    ids: frozenset[str] = frozenset()  # all of the pod's device ids for this HCA
+    ids: frozenset[str] = frozenset()  # all device ids of the pod for this HCA
 
     def __str__(self) -> str:
         verbs = ", ".join(_shown(rdma) for rdma in self.device.rdma) or "no verbs device"
@@ -51,16 +51,16 @@ class PodHoldings(msgspec.Struct, frozen=True):
     """The devices that the kubelet gave to a pod."""
 
     pod: Pod
-    hcas: tuple[PodDevice, ...] = ()  # of our pools, each once, always in the same order
+    hcas: tuple[PodDevice, ...] = ()  # of our pools, each once, in a fixed order
     ids: frozenset[str] = frozenset()  # all device ids, including those of other drivers
-    keys: frozenset[tuple[str, str]] = frozenset()  # (resource, id) of those of device plugins
+    keys: frozenset[tuple[str, str]] = frozenset()  # (resource, id) from device plugins only
 
     def hca(self, device_id: str) -> PodDevice | None:
         """The first HCA that a device id of the kubelet, or an HCA's id, stands for."""
         return next(iter(self.hcas_of(device_id)), None)
 
     def hcas_of(self, device_id: str) -> tuple[PodDevice, ...]:
-        """The HCAs that a device id stands for: all of its pool for a token of mode "all".
+        """The HCAs that a device id stands for: all HCAs of its pool for an id of mode "all".
 
         An id that the pod does not hold stands for the HCA that it names.
         """
@@ -83,10 +83,10 @@ def recorded(paths: Paths) -> Checkpoint:
 def given_to(
     paths: Paths, pod: Pod, *, needed: bool = True, ours: Checkpoint | None = None
 ) -> PodHoldings:
-    """The devices that a pod holds; none if this node hands out none. Raises Unknown.
+    """The devices that a pod holds; none if this node has no device plugin. Raises Unknown.
 
-    Unless it is `needed`, the kubelet is not called while no pod holds an HCA of our pools. `ours`
-    is the checkpoint, for a caller that has read it.
+    If the answer is not `needed` and no pod holds an HCA of our pools, the kubelet is not called. A
+    caller that has read our checkpoint passes it as `ours`.
     """
     ours = recorded(paths) if ours is None else ours
     asks = any(allocation.gpu is None for allocation in ours.allocations) or (
@@ -97,7 +97,7 @@ def given_to(
     try:
         rows = records.of_pod(paths, pod.namespace, pod.name, pod.uid)
     except KubeletUnreadable as error:
-        raise Unknown(f"cannot tell which HCAs pod {pod} was given: {error}") from None
+        raise Unknown(f"cannot tell which HCAs pod {pod} has: {error}") from None
     allocations = {allocation.key: allocation for allocation in ours.allocations}
     hcas: dict[str, PodDevice] = {}
     ids: dict[str, set[str]] = {}
@@ -108,8 +108,8 @@ def given_to(
             allocation = allocations.get((row.resource, device_id))
             if allocation is None and row.resource in ours.offered:
                 raise Unknown(
-                    f"pod {pod} holds {device_id} of {row.resource}, which {paths.checkpoint} does "
-                    "not have: the agent takes it over from the kubelet within a minute; try again"
+                    f"pod {pod} holds {device_id} of {row.resource}, but {paths.checkpoint} lacks "
+                    "it: the agent adds it from the kubelet's records within a minute; try again"
                 )
             if allocation is not None and allocation.gpu is not None:
                 continue
@@ -134,7 +134,7 @@ def hca_of(device_id: str) -> str:
     return _hca_of(device_id) if len(device_id) < _LONG else _hca_of.__wrapped__(device_id)
 
 
-@lru_cache(8192)  # one ADD asks for every id that the node's device plugins offer
+@lru_cache(8192)  # one ADD looks up every id that the node's device plugins offer
 def _hca_of(device_id: str) -> str:
     address = pci.canonical(device_id)
     if address is not None:
@@ -146,9 +146,9 @@ def _hca_of(device_id: str) -> str:
 
 
 def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None:
-    """Raise Stale if the HCA's verbs devices are not those that the container was given.
+    """Raise Stale if the HCA's verbs devices are not those that the container got.
 
-    `names` are the current RDMA devices of the HCA, or some of them. Only these are compared.
+    `names` are all or some of the current RDMA devices of the HCA. Only `names` are compared.
     """
     every = pci.uverbs_numbers(paths)
     now = {name: every[name] for name in names if name in every}
@@ -156,8 +156,8 @@ def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None
     if outdated is not None:
         other = ", ".join(f"{name} {major}:{minor}" for name, major, minor in sorted(now.values()))
         raise Stale(
-            f"the container was given {_shown(outdated)}, but HCA {held.device.id} has {other} "
-            "now: its driver was loaded again; delete the pod, so that it gets a new one"
+            f"the container got {_shown(outdated)}, but HCA {held.device.id} has {other} now: its "
+            "driver was loaded again; delete the pod, so that its successor gets the new device"
         )
 
 

@@ -1,4 +1,4 @@
-"""Answers the kubelet's calls for one pool: its listing, preferences, and allocations."""
+"""Answers the kubelet's calls for one pool: lists, preferences, and allocations."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,17 +25,17 @@ from host.sysfs.discovery import HCA
 from host.sysfs.gpus import GPU, GPUs, address_of
 from host.sysfs.topology import Topology
 
-ASK_KUBELET = 0.5  # seconds, for a hint while a pod waits
+ASK_KUBELET = 0.5  # seconds; a pod waits for this hint
 
 _log = logging.getLogger(__name__)
 
 
 class PoolService(ServedPool):
-    """A pool with the availability of its ids. Call `update` before anything else.
+    """A pool with the availability of its ids. Call `update` before any other method.
 
-    `allocated` is called after each Allocate, which affects other pools with these HCAs.
-    `open_gpus` returns the GPUs of our own pools that a container may get, for a container whose
-    GPU is not known.
+    `allocated` is called after each Allocate, because it affects other pools with the same HCAs.
+    `open_gpus` returns the GPUs of our own pools that a container may get. It is used if the GPU of
+    the container is unknown.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class PoolService(ServedPool):
         fabric_env: bool,
         expected: Collection[str] = (),
     ) -> bool:
-        """Replace the pool and its state; True if the kubelet must get a new list.
+        """Replace the pool and its state. Returns True if the kubelet must get a new list.
 
-        `unavailable` has the ids that may not be allocated, with the reason. Those in `expected`
-        are listed as healthy nevertheless. `ours` are all resources of this plugin.
+        `unavailable` has the ids that may not be allocated, with the reason. Ids in `expected` are
+        listed as healthy anyway. `ours` are all resources of this plugin.
         """
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
         self.unavailable = unavailable
@@ -142,27 +142,27 @@ class PoolService(ServedPool):
     def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
         """Write the device-information file of an allocated id again.
 
-        Writes nothing if the HCA has other device numbers now than its holder got: the file must
-        not name nodes that the pod does not have.
+        Writes nothing if the HCA now has other device numbers than its holder got, because the file
+        must not name nodes that the pod does not have.
         """
-        with self._ledger.allocating:  # one writer of a file
+        with self._ledger.allocating:  # a file must have one writer at a time
             hcas = self._inventory.current([device.id])
             if device.id in hcas and current.is_as_recorded(device, hcas[device.id]):
                 self._write_device_information({device_id: (device,)}, hcas)
 
     def _in_checkpoint(self) -> list[PodDevices]:
-        """The containers for which the kubelet has finished allocating; [] if unknown."""
+        """The containers whose allocations the kubelet has finished; [] if they are unknown."""
         try:
             return records.from_checkpoint(self._paths)
         except KubeletUnreadable as error:
-            _log.debug("%s: any container without an HCA may be waiting: %s", self.name, error)
+            _log.debug("%s: cannot tell which containers wait for an HCA: %s", self.name, error)
             return []
 
     def _allocate(self, ids: list[str]) -> tuple[AllocateResult, Mapping[str, HCA]]:
         pool = self.pool
         slots = [slot for device_id in ids if (slot := pool.slot(device_id)) is not None]
         wanted = {hca_id for slot in slots for hca_id in slot.hcas}
-        if pool.config.cdi:  # its file has all HCAs of the pool
+        if pool.config.cdi:  # the CDI file has all HCAs of the pool
             wanted = {hca.id for hca in pool.hcas}
         # Another pool may have allocated since the last look.
         taken = held_elsewhere(pool, self._ledger.allocations())
@@ -194,8 +194,8 @@ class PoolService(ServedPool):
                 device_info.write(
                     self._paths, self.name, device_id, [hcas[device.id] for device in devices]
                 )
-            except OSError as error:  # Multus works without it
-                _log.warning("device information of %s: %s", device_id, error)
+            except OSError as error:  # Multus works without the file
+                _log.warning("cannot write the device information of %s: %s", device_id, error)
 
 
 _Container = tuple[str, str, str, str]  # namespace, name, uid, container
@@ -209,23 +209,23 @@ def waiting_gpus(
     in_checkpoint: Iterable[PodDevices] = (),
     known: Mapping[tuple[str, str], str] | None = None,
 ) -> list[str]:
-    """The sorted addresses of the GPUs of the one container that has GPUs and none of our HCAs.
+    """The sorted addresses of the GPUs of the one container that has GPUs but none of our HCAs.
 
     The kubelet does not say for which container it allocates. It allocates a container's resources
     one after the other in random order, so PodResources may show a container with its GPUs and
-    without its HCAs. A container that requests no HCA looks the same there. But the kubelet writes
-    its checkpoint only after it has finished with a container (allocateContainerResources in its
-    manager.go): a container in the checkpoint gets no more devices.
+    without its HCAs. A container that requests no HCA looks the same in PodResources. But the
+    kubelet writes its checkpoint only after it has finished a container (allocateContainerResources
+    in its manager.go). So a container in the checkpoint gets no more devices.
 
     `rows` come from PodResources, `in_checkpoint` from the kubelet's checkpoint. `ours` are the
-    resources that are being allocated. `known` has the addresses of ids of our own pools of GPUs,
-    "" for one that may change. Returns [] without such a container, or if several hold
-    different GPUs. Containers with the same GPUs count as one, for example a container and its init
-    container.
+    resources that are being allocated. `known` has the address of each id of our own pools of GPUs,
+    or "" if the address may change. Returns [] if no such container exists, or if several such
+    containers hold different GPUs. Containers with the same GPUs count as one, for example a
+    container and its init container.
 
     The two sources identify pods differently, so a container is found in the checkpoint by its name
-    and its devices. It may be confused with a container that has just ended and had the same name,
-    the same GPUs and no HCA.
+    and its devices. An ended container in the checkpoint may hide a waiting container with the same
+    name and the same GPUs, if the ended container had no HCA.
     """
 
     def address(key: tuple[str, str]) -> str | None:

@@ -1,8 +1,9 @@
-"""Compares the ledger with the kubelet's own records, and brings it up to date.
+"""Compares the ledger with the kubelet's own records, and updates the ledger.
 
-An id that only the kubelet has is adopted: the checkpoint was lost, the pool had another mode when
-the id was given out, or another device plugin served the resource. The kubelet remembers only the
-names of a container's nodes, and after a driver reload those names may belong to other HCAs.
+An id that only the kubelet has is adopted. There are three causes: the checkpoint was lost, the
+pool had another mode when the id was allocated, or another device plugin served the resource. The
+kubelet records only the names of a container's nodes. After a driver reload these names may belong
+to other HCAs.
 """
 
 import logging
@@ -37,7 +38,7 @@ _MAJOR, _FIRST_MINOR, _FIXED = 231, 192, 32
 _log = logging.getLogger(__name__)
 
 PodsKnown = Callable[[Collection[tuple[str, str]], Collection[str]], object]
-"""Called with (namespace, name) and UIDs of all pods that hold devices, after each comparison."""
+"""Is called after each comparison with (namespace, name) and UIDs of all pods that hold devices."""
 
 AdoptGpus = Callable[[Sequence[PodDevices]], object]
 """Records parts of GPUs that only the kubelet has. Raises OSError."""
@@ -66,11 +67,11 @@ class Reconciler:
     ) -> bool:
         """Adopt ids that only the kubelet has, and drop ids that it lacks.
 
-        Returns True if anything changed.
+        Returns True if the ledger has changed. Raises OSError.
 
-        The kubelet frees a pod's devices in memory and writes that down later, so its checkpoint
-        may keep ids that PodResources lacks. The `servers` then send their lists again: with each
-        list the kubelet writes its checkpoint. Raises OSError.
+        The kubelet frees a pod's devices in memory and writes its checkpoint later, so the
+        checkpoint may keep ids that PodResources lacks. The `servers` then send their lists again,
+        because the kubelet writes its checkpoint at each list.
         """
         in_checkpoint, in_pod_resources, problem = self._read_kubelet()
         rows = [*in_checkpoint, *in_pod_resources]
@@ -92,10 +93,10 @@ class Reconciler:
         return changed
 
     def adopt_written(self, services: Mapping[str, PoolService]) -> None:
-        """Adopt the allocations of the kubelet's checkpoint. The kubelet need not run. Raises
-        OSError.
+        """Adopt the allocations of the kubelet's checkpoint. Raises OSError.
 
-        Called before anything is offered, so that no id is offered that a container holds.
+        The kubelet need not run. The plugin calls this method before it offers pools, so that it
+        does not offer an id that a container holds.
         """
         try:
             rows = records.from_checkpoint(self._paths, nodes=True)
@@ -127,9 +128,9 @@ class Reconciler:
                 doubtful = list(row.ids)
             if doubtful:
                 devices = behind(self._paths, service.pool, service.hcas, row)
-                # The rows of the kubelet's checkpoint come first: they have the nodes.
+                # Rows of the kubelet's checkpoint come first and win, because they have the nodes.
                 hcas = {device_id: devices[device_id] for device_id in doubtful} | hcas
-        # An allocation since the boot stays: the row may be an earlier pod's.
+        # An allocation since the boot stays, because the row may be of an earlier pod.
         replaceable = {
             device_id: allocation
             for device_id, allocation in held.items()
@@ -164,9 +165,9 @@ class Reconciler:
         return True
 
     def _restore_device_information(self, service: PoolService) -> None:
-        """Write missing device-information files: their directory does not survive a reboot.
+        """Write missing device-information files, because a reboot removes their directory.
 
-        No file is written for an HCA with other device numbers than its holder got.
+        Writes no file for an HCA that now has other device numbers than its holder got.
         """
         for device_id, allocation in self._ledger.held(service.name).items():
             file = device_info.path(self._paths, service.name, device_id)
@@ -180,13 +181,13 @@ class Reconciler:
         try:
             device_info.remove_stale(self._paths, self._ledger.keys)
         except OSError as error:
-            _log.warning("cannot remove the device information of free ids: %s", error)
+            _log.warning("cannot remove the device-information files of free ids: %s", error)
         pods = {(row.namespace, row.name) for row in rows if row.name}
         self._pods_known(pods, {row.uid for row in rows if row.uid})
         return bool(dropped)
 
     def _read_kubelet(self) -> tuple[list[PodDevices], list[PodDevices], str | None]:
-        """The rows of the kubelet's checkpoint, those of PodResources, and why one is missing."""
+        """The rows of the kubelet's checkpoint, the rows of PodResources, and any read error."""
         in_checkpoint: list[PodDevices] = []
         in_pod_resources: list[PodDevices] = []
         problems = []
@@ -206,9 +207,9 @@ class Reconciler:
 def behind(
     paths: Paths, pool: Pool, hcas: Sequence[HCA], row: PodDevices
 ) -> dict[str, tuple[AllocatedHCA, ...]]:
-    """The HCAs that the holder of a row has, by device id; () if they are unknown.
+    """The HCAs that the holder of a row has, by device id. Unknown HCAs are ().
 
-    `hcas` are those of the node, `row` is of the pool's resource.
+    `hcas` are all HCAs of the node. `row` is a row of the pool's resource.
     """
     uverbs = pci.uverbs_numbers(paths)  # by RDMA device
     own = {hca.id: {uverbs[name][0] for name in hca.rdma_names if name in uverbs} for hca in hcas}
@@ -216,7 +217,7 @@ def behind(
     held = {hca.id: hca for of_id in by_id.values() for hca in of_id}
     numbers = {name: (major, minor) for name, major, minor in uverbs.values()}
     current_nodes = {node for hca_id in held for node in own.get(hca_id, ())}
-    # The holder's nodes that no HCA of the row has now. Which HCA had which is unknown.
+    # Nodes of the holder that no HCA of the row has now. The HCA that had each node is unknown.
     former = [_node(name, numbers) for name in row.nodes if name not in current_nodes]
     devices = {
         hca_id: _with_nodes_of_holder(recorded(pool, hca), row.nodes, former)
@@ -247,8 +248,8 @@ def _hcas(
 ) -> Sequence[HCA]:
     """Find the HCAs of an id by the pool's slot, else by the id's text, else by the row's nodes.
 
-    If these give none, an id of mode "all" stands for the whole pool. Where the container has CDI
-    names, only the HCAs of these names count.
+    If none of these gives an HCA, an id of mode "all" stands for the whole pool. If the container
+    has CDI names of a slot's HCAs, only the HCAs of these names count.
     """
     slot = pool.slot(device_id)
     if slot is not None:
@@ -273,7 +274,7 @@ def _with_nodes_of_holder(
 
     def own(rdma: AllocatedRdmaDevice) -> AllocatedRdmaDevice:
         uverbs = current.uverbs_of(rdma)
-        # Without nodes the holder got CDI names, or only PodResources has the row.
+        # A row without nodes: the holder got CDI names, or only PodResources has the row.
         if not nodes or uverbs is None or uverbs[0] in nodes:
             return rdma
         return replace(rdma, uverbs=former.pop(0) if former else None)
@@ -284,7 +285,7 @@ def _with_nodes_of_holder(
 def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
     """The devices whose nodes the holder has.
 
-    Returns all devices if the holder has no such node.
+    Returns all devices if the holder has no node of any device.
     """
     with_nodes = tuple(
         device
@@ -295,7 +296,7 @@ def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
 
 
 def _by_address(device_id: str) -> tuple[AllocatedHCA, ...]:
-    """The PCI function that the id names. It may appear later."""
+    """The PCI function that the id names. The function may be absent until later."""
     address = pci.canonical(pod_devices.hca_of(device_id))
     if address is None:
         return ()

@@ -1,7 +1,7 @@
 """Runs the device plugin, in the agent or as `podfabric device-plugin`.
 
-Waits until the kubelet's directory exists, and loads gRPC only then: on a node without a kubelet
-that saves a third of the agent's memory. A wrong configuration is logged and ignored.
+The service waits until the kubelet's directory exists, and loads gRPC only then. On a node without
+a kubelet, this saves a third of the agent's memory. A wrong configuration is logged and ignored.
 """
 
 import gc
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deviceplugin.reconcile import PodsKnown
     from gpu.pools.limit_backend import GpuLimits
 
-LOOK_EVERY = 1.0  # seconds, for a kubelet's directory
+LOOK_EVERY = 1.0  # seconds between checks for the kubelet's directory
 TRY_AGAIN = 5.0  # seconds after the pools could not be served
 
 _log = logging.getLogger(__name__)
@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 class Service(StepThread):
     """Serves the configuration that `load` reads, from `start` to `close`.
 
-    Loads it again whenever `file` changes. Calls `pods_known` with the kubelet's pods after each
-    comparison with the kubelet. `gpu_limits` keeps the limits of containers that have parts of
-    GPUs; `close` closes it. If `leaving`, only containers that have parts of GPUs already are
-    served. Calls `mistaken` with each mistake in the configuration.
+    Loads the configuration again whenever `file` changes. Calls `pods_known` with the kubelet's
+    pods after each comparison with the kubelet. `gpu_limits` enforces the limits of containers with
+    parts of GPUs; `close` closes `gpu_limits`. If `leaving`, the service serves only containers
+    that already have parts of GPUs. Calls `mistaken` with each mistake in the configuration.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Service(StepThread):
         self._unserved: str | None = None  # why the pools cannot be served
         self._config: DevicePluginConfig | None = None
         self._lock = threading.RLock()
-        self.plugin: DevicePlugin | None = None  # once a kubelet is there
+        self.plugin: DevicePlugin | None = None  # set once the kubelet's directory exists
         self._watched: WatchedFile | None = None
         self._problems = Problems(_log)
         self._is_alone = False  # this is the node's only device plugin
-        self._held = ExitStack()  # has the lock that proves it
+        self._held = ExitStack()  # has the lock of the only device plugin
 
     def prepare(self) -> None:
-        """Load the modules that a start needs, so that it is quick."""
+        """Load the modules that a start needs, so that the start is quick."""
         if self._paths.device_plugins.is_dir():
             import deviceplugin.plugin  # noqa: F401 - it loads gRPC
 
@@ -94,9 +94,9 @@ class Service(StepThread):
         self._held.close()
 
     def step(self) -> float:
-        """Begin once there is a kubelet and no other device plugin.
+        """Begin to serve once a kubelet exists and no other device plugin runs.
 
-        Later steps repeat failed work.
+        Later steps repeat a failed attempt to serve.
         """
         if self._is_alone:
             if self._unserved is not None:
@@ -109,7 +109,7 @@ class Service(StepThread):
             lock = locks.locked(path, "the device plugin", timeout=LOOK_EVERY, keep=True)
             self._held.enter_context(lock)
         except Busy:
-            problem = f"another one is running: it has locked {path}"
+            problem = f"another device plugin runs and has locked {path}: stop it"
         except OSError as error:
             problem, pause = f"cannot use {self._paths.devices}: {error.strerror}", LOOK_EVERY
         else:
@@ -130,7 +130,7 @@ class Service(StepThread):
             except ConfigError as error:
                 if str(error) != self.mistake:
                     self.mistake = str(error)
-                    kept = "the previous one is used" if self._config else "nothing is offered"
+                    kept = "keeping the previous one" if self._config else "nothing is offered"
                     _log.error("%s (%s)", error, kept)
                     self._mistaken(self.mistake)
                 return
@@ -146,7 +146,7 @@ class Service(StepThread):
                 self._unserved = None
             except Exception as error:  # noqa: BLE001 - the agent must go on serving attachments
                 if str(error) != self._unserved:
-                    _log.exception("device plugin: cannot serve the pools (tried again)")
+                    _log.exception("device plugin: cannot serve the pools (trying again)")
                 self._unserved = str(error) or type(error).__name__
 
     def _apply(self, config: DevicePluginConfig) -> None:
@@ -167,4 +167,4 @@ class Service(StepThread):
         if self._gpu_limits is not None:
             self._gpu_limits.start()
         gc.collect()
-        gc.freeze()  # gRPC and the pools stay: later collections need not visit them
+        gc.freeze()  # later collections skip gRPC and the pools, which stay

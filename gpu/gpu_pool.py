@@ -1,4 +1,4 @@
-"""The configuration of GPU pools and of limits. `gpu_pool_keys` reads it."""
+"""The types of the configuration of GPU pools and limits. `gpu_pool_keys` reads config.yaml."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ Placement = Literal["spread", "pack"]
 Action = Literal["report", "kill"]  # for a group that uses more memory than its limit
 
 CONTEXT_RESERVE = 400 << 20  # bytes charged for a CUDA context until it is measured
-RESERVE = 256 << 20  # bytes of each GPU that no container gets
+RESERVE = 256 << 20  # bytes of each GPU; no container gets these bytes
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,12 +31,12 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1  # mode "replicas": ids per GPU
     shapes: tuple[Shape, ...] = ()  # mode "slices"
     memory_resource: str = "alnair/vgpu-memory"  # mode "units"
-    compute_resource: str = "alnair/vgpu-compute"  # mode "units": percents
-    unit: int = 1 << 30  # mode "units": bytes of an id of `memory_resource`
+    compute_resource: str = "alnair/vgpu-compute"  # mode "units": an id is 1 % of time
+    unit: int = 1 << 30  # mode "units": bytes that an id of `memory_resource` has
     devices: tuple[str, ...] = ()  # addresses and UUIDs; () selects every GPU
     placement: Placement = "pack"
     reserve: int = RESERVE
-    memory: int = 0  # bytes of each GPU; 0: NVML reports the number
+    memory: int = 0  # bytes of each GPU; 0: the size that NVML reports
     driver_mount: SharedFile | None = None  # mode "replicas": the driver's directory
 
     @property
@@ -49,7 +49,7 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.memory_resource, self.compute_resource)
 
     def selects(self, gpu: GPU) -> bool:
-        """Whether `devices` has the GPU or is empty."""
+        """Whether `devices` lists the GPU or is empty."""
         return not self.devices or gpu.address in self.devices or gpu.uuid in self.devices
 
 

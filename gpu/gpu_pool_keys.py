@@ -76,7 +76,8 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
     for modes, keys in _ONLY_OF:
         for key in values.keys() & keys if mode not in modes else ():
             raise DocumentError(
-                f"{where}.{key}: is for mode {' or '.join(modes)}, this pool's is {mode}: remove it"
+                f"{where}.{key}: is for mode {' or '.join(modes)}, but this pool has mode {mode}: "
+                "remove it"
             )
     fields: dict[str, Any] = {
         "mode": mode,
@@ -101,12 +102,12 @@ def driver_mount(value: object, where: str) -> SharedFile:
 
 
 def _directory(text: str, where: str, least: int = 1) -> PurePosixPath:
-    """The path of a directory with at least `least` components; "/" has one."""
+    """Read the path of a directory with at least `least` components; "/" has one."""
     path = PurePosixPath(text)
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < least:
         raise DocumentError(
-            f"{where}: {documents.shown(text)}: expected the path of a directory, from "
-            '"/" on and without ".."'
+            f'{where}: {documents.shown(text)}: write a directory below "/", by its absolute path '
+            'without "..", such as "/opt/nvidia"'
         )
     return path
 
@@ -131,9 +132,9 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         fields = documents.fields(entry, _SHAPE, at)
         for key in _SHAPE:
             if key not in fields:
-                raise DocumentError(f"{at}.{key}: is required")
+                raise DocumentError(f"{at}.{key}: is required: write name, memory and compute")
         memory = amount(fields["memory"], f"{at}.memory")
-        if memory <= CONTEXT_RESERVE:  # until the agent has measured it
+        if memory <= CONTEXT_RESERVE:  # the charge for a context until it is measured
             raise DocumentError(
                 f"{at}.memory: {memory >> 20}Mi is too little, because a CUDA context alone counts "
                 f"as {CONTEXT_RESERVE >> 20}Mi: set a larger value"
@@ -168,8 +169,8 @@ def _devices(names: Sequence[str], where: str) -> tuple[str, ...]:
         address = pci.canonical(name)
         if address is None and not gpus.is_uuid(name):
             raise DocumentError(
-                f"{where}: {documents.shown(name)}: is neither a PCI address nor a UUID of a GPU: "
-                "`podfabric topo` shows both"
+                f"{where}: {documents.shown(name)}: is neither the PCI address nor the UUID of a "
+                "GPU: write one of those that `podfabric topo` shows"
             )
         devices.append(address or name)
     return tuple(devices)
@@ -184,14 +185,18 @@ def amount(value: object, where: str, least: int = 0) -> int:
         size = int(match[1]) * _FACTORS[match[2]]
     else:
         raise DocumentError(
-            f'{where}: {documents.shown(value)}: expected bytes, such as "10Gi" or "512Mi"'
+            f"{where}: {documents.shown(value)}: expected a number of bytes, such as "
+            '"10Gi" or "512Mi"'
         )
     if size < least:
         ids = (80 << 30) // max(size, 1)
         raise DocumentError(
-            f"{where}: {documents.shown(value)}: a GPU of 80 GiB would be {ids} ids, and a kubelet "
-            f"accepts {extended_resources.MOST_IDS} for all GPUs of a node: write 256Mi or more"
+            f"{where}: {documents.shown(value)}: a GPU of 80 GiB would have {ids} ids, but a "
+            f"kubelet accepts {extended_resources.MOST_IDS} for all GPUs of a node: write 256Mi or "
+            "more"
         )
     if size > 1 << 50:
-        raise DocumentError(f"{where}: {documents.shown(value)}: no GPU has that much memory")
+        raise DocumentError(
+            f"{where}: {documents.shown(value)}: no GPU has this much memory: write less"
+        )
     return size

@@ -1,4 +1,4 @@
-"""Starts and stops the agent's work for GPU limits: groups, their sockets, and the watch."""
+"""Runs the agent's work for GPU limits: the groups, their sockets, and the watch."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ from host.sysfs.gpus import GPUs
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-LOOK = 1.0  # seconds between two comparisons with the limits
+LOOK = 1.0  # seconds between two comparisons of use with limits
 TRY_AGAIN = 5.0  # seconds before NVML is opened again after an error
 PATIENCE = 5.0  # seconds that `prepare` waits for the driver
 NO_DRIVER = "no NVIDIA driver is loaded"
@@ -41,12 +41,12 @@ class GpuService(StepThread):
     """Limits and health of GPUs on this node. `groups` and `shims` can be used before `start`.
 
     Args:
-        paths: the node's files; the groups are below `run`.
+        paths: the node's directories; the directories of groups are below `run`.
         listed: returns the current tenants.
-        settings: how limits are enforced.
+        settings: the driver's directory, and the action at over-use.
         report: is called for each over-use and each refused process.
-        limited: returns the GPUs of which containers get shares. `None` means all of the node.
-        regions: makes the groups' regions. `None`: each on a tmpfs.
+        limited: returns the GPUs that pools offer as shares. `None`: all GPUs of the node.
+        regions: makes the groups' regions. `None`: puts each region on a tmpfs.
         sick: is called with the UUID and the fault of a GPU that becomes unhealthy.
     """
 
@@ -79,10 +79,10 @@ class GpuService(StepThread):
         self._nvml: Nvml | None = None
         self._problem = NO_DRIVER
         self._tried = float("-inf")
-        self.sample = NodeSample(problem="not looked at yet")
+        self.sample = NodeSample(problem="the agent has not queried the GPUs yet")
         self._problems = Problems(_log)
-        self._asked = threading.Event()  # the driver was queried once
-        self._begun = threading.Event()  # `start` was called
+        self._asked = threading.Event()  # set after the first query of the driver
+        self._begun = threading.Event()  # set by `start`
         self._looked = float("-inf")
 
     def watch_health(self) -> None:
@@ -110,7 +110,10 @@ class GpuService(StepThread):
         self._begun.set()
 
     def memory(self) -> Mapping[str, GpuMemory]:
-        """The memory of each GPU that the driver has reported, by UUID. Raises HostError."""
+        """The memory of each GPU by UUID, as the driver reported it.
+
+        Raises HostError with the reason if the driver could not report the memory of any GPU.
+        """
         if not self._memory and self._problem:
             raise HostError(self._problem)
         return dict(self._memory)
@@ -118,7 +121,7 @@ class GpuService(StepThread):
     def close(self) -> None:
         """Stop. The files of the groups stay for the next agent."""
         self._registrar.close()
-        super().close()  # does not wait long: the driver may hang
+        super().close()  # waits only a short time, because the driver may hang
 
     def families(self) -> "Sequence[Metric]":
         from gpu.watch import gpu_metrics
@@ -132,7 +135,7 @@ class GpuService(StepThread):
         )
 
     def _owned(self) -> dict[str, int | None]:
-        """The minor numbers of the GPUs that containers share, by UUID."""
+        """The minor numbers of the GPUs that pools offer as shares, by UUID."""
         if self._limited is None:
             return self._present()
         return {gpu.uuid: gpu.minor for gpu in self._limited() if gpu.uuid}
@@ -170,7 +173,7 @@ class GpuService(StepThread):
         self._enforcement.decide(sample, driver)
         self._problems.tell("GPUs", sample.problem or None)
         if driver is not None and not sample.gpus and sample.problem:
-            self._close_driver()  # another driver may be loaded by now
+            self._close_driver()  # by now another driver may be loaded
 
     def _driver(self) -> Nvml | None:
         """The open NVML; `None` if the node has no GPU or NVML cannot be used."""

@@ -1,8 +1,8 @@
-"""CDI specifications, for pools that answer with names whose nodes the runtime looks up.
+"""Writes CDI specifications. The runtime looks up the device nodes of CDI names in these files.
 
-Each pool has its own kind, "podfabric.io/rdma-hca", in its own file, with one CDI device per HCA,
-so an HCA may be in two pools. A container gets the nodes that the file has when it starts, also
-after a driver reload.
+Each pool has its own kind, such as "podfabric.io/rdma-hca", in its own file with one CDI device per
+HCA. So two pools may have the same HCA. A container gets the nodes that the file has at its start,
+also after a driver reload.
 
 Source: Container Device Interface, SPEC.md, and the name rules of its pkg/parser.
 """
@@ -22,11 +22,11 @@ from deviceplugin.pools.pool_config import PoolConfig
 from host.device_nodes import DeviceNode
 
 VENDOR = "podfabric.io"
-VERSION = "0.5.0"  # the first with hostPath, and with names that begin with a digit
+VERSION = "0.5.0"  # the first version with hostPath, and with names that begin with a digit
 
 _PREFIX = f"{VENDOR}-"
 _LONGEST = 63
-_writing = Lock()  # the temporary file's name is fixed
+_writing = Lock()  # two writers would use the same temporary file
 
 
 class Unwritten(Exception):
@@ -34,7 +34,10 @@ class Unwritten(Exception):
 
 
 def kind(resource: str) -> str:
-    """The pool's kind. Resources with different variables (environment.py) have different kinds."""
+    """The CDI kind of a pool.
+
+    Resources with different variables (environment.py) have different kinds.
+    """
     return f"{VENDOR}/{_slug(resource)}"
 
 
@@ -48,10 +51,10 @@ def path(paths: Paths, resource: str) -> Path:
 
 
 def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> None:
-    """Write the pool's file if it differs; `devices` has the nodes by HCA id.
+    """Write the pool's file if its content changes. `devices` has the nodes by HCA id.
 
-    Without any nodes the file is removed, since a specification must have a device. A reader sees
-    the old file or the new one. Raises Unwritten.
+    If there are no nodes, the file is removed, because a specification must have a device. A reader
+    sees the old or the new content, complete. Raises Unwritten.
     """
     file = path(paths, resource)
     described = [
@@ -67,13 +70,13 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
                 files.remove(file)
         except OSError as error:
             raise Unwritten(
-                f"cannot write the CDI specification {file}: {error.strerror}: the agent "
-                f"needs write access to {file.parent}"
+                f"cannot write the CDI specification {file}: {error.strerror}: give "
+                f"the agent write access to {file.parent}"
             ) from None
 
 
 def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> None:
-    """Remove the files of all other pools. Raises OSError."""
+    """Remove the CDI files of all pools except `pools`. Raises OSError."""
     kept = {path(paths, pool.resource) for pool in pools}
     with _writing:
         for file in sorted(paths.cdi.glob(f"{_PREFIX}*.json")):
@@ -82,19 +85,19 @@ def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> None:
 
 
 def put(file: Path, of_kind: str, devices: Sequence[Mapping[str, Any]]) -> None:
-    """Write a specification of these devices if it differs from the file's. Raises OSError."""
+    """Write a specification of these devices if the file's content changes. Raises OSError."""
     document = {"cdiVersion": VERSION, "kind": of_kind, "devices": devices}
     content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     if file.exists() and file.read_bytes() == content:
         return
     if not file.parent.exists():
         file.parent.mkdir(parents=True)
-        file.parent.chmod(0o755)  # every runtime must be able to read it, with any umask of ours
+        file.parent.chmod(0o755)  # despite the umask: every runtime must be able to read it
     files.write_atomically(file, content, 0o644, durable=False)
 
 
 def node_edits(nodes: Sequence[DeviceNode]) -> list[dict[str, Any]]:
-    """The edits that give a container these nodes, each once."""
+    """The CDI edits that give a container these nodes, each once."""
     once = {node.path: node for node in nodes}
     return [
         {

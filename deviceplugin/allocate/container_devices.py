@@ -1,7 +1,7 @@
-"""The answer for a container's device ids: device nodes, variables, and CDI names.
+"""Makes the answer for a container's device ids: device nodes, variables, and CDI names.
 
-Also the HCAs that the checkpoint records. Character devices are looked up for each allocation,
-since a driver reload changes their numbers.
+This module also makes the HCAs' entries for the checkpoint. It looks up character devices at each
+allocation, because a driver reload changes their numbers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ class AllocateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     answer: ContainerAllocateResponse
     devices: dict[str, tuple[checkpoint.AllocatedHCA, ...]] = {}  # by device id, sorted
-    notes: tuple[str, ...] = ()  # for the log: what the container lacks
+    notes: tuple[str, ...] = ()  # for the log: HCAs and nodes that the container does not get
 
 
 def allocation(
@@ -40,9 +40,9 @@ def allocation(
     """The allocation of these ids of the pool.
 
     `healthy` are the ids that may be allocated now. `current` has the present HCAs by id. With
-    `fabric_env` this pool sets the variables of NCCL and UCX. With CDI, writes the pool's
-    specification, and answers with CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
-    for an id that the pool does not have, FAILED_PRECONDITION for one that cannot be used now.
+    `fabric_env` this pool sets the variables of NCCL and UCX. If the pool uses CDI, writes its
+    specification and answers with CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
+    for an id that the pool does not have, FAILED_PRECONDITION for an id that cannot be used now.
     """
     requested = _validated(pool, ids, healthy)
     if not requested:
@@ -59,7 +59,7 @@ def allocation(
             describe(paths, pool, current)
         except cdi.Unwritten as error:
             raise Rejected(
-                grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate of {resource}: {error}"
+                grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate from {resource}: {error}"
             ) from None
         answer.cdi_devices.extend(
             CDIDevice(name=cdi.qualified(resource, hca_id))
@@ -67,7 +67,7 @@ def allocation(
             if nodes_of[hca_id][1]
         )
     else:
-        # Without CDI, each node once, by path.
+        # Without CDI, the answer has each node once, sorted by path.
         hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
         answer.devices.extend(
             DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
@@ -126,13 +126,13 @@ class _NodeLookup:
         if pool.config.rdma:
             try:
                 self._manager = device_files.connection_manager(paths)
-            except HostError as error:  # InfiniBand works without it
+            except HostError as error:  # InfiniBand works without rdma_cm
                 self.notes.append(f"containers do not get rdma_cm: {error}")
 
     def hcas(self, device_id: str) -> tuple[HCA, ...]:
         """The usable HCAs that the id stands for. Raises Rejected if there are none.
 
-        In mode "all", HCAs without a working port are left out, unless none has one.
+        In mode "all", leaves out HCAs without a working port, unless no HCA has a working port.
         """
         pool = self._pool
         slot = pool.slot(device_id)
@@ -170,7 +170,7 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
             raise Rejected(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"cannot allocate {device_id} of {resource}: the pool has no such id: "
-                "`podfabric devices` shows its ids",
+                "run `podfabric devices` for its ids",
             )
     for device_id in requested:
         slot = pool.slot(device_id)
@@ -178,7 +178,7 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
             raise Rejected(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"cannot allocate {device_id} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
-                "`podfabric doctor` says why",
+                "run `podfabric doctor` for the reason",
             )
     return requested
 

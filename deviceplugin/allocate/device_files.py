@@ -1,7 +1,8 @@
 """Looks up and checks the device nodes of an HCA.
 
-A node must be a character device with the numbers of sysfs. Other files in /dev/infiniband, such as
-the directory by-path, are no nodes. A node with old numbers may belong to another HCA.
+A node must be a character device with the numbers that sysfs has, because a node with old numbers
+may belong to another HCA. Other files in /dev/infiniband, such as the directory by-path, are
+ignored.
 """
 
 from collections.abc import Iterator
@@ -15,15 +16,15 @@ from host.sysfs.discovery import HCA, CharacterDevice
 
 
 def inside(name: str) -> str:
-    """The path of an RDMA node in the container, independent of where the host's /dev is."""
+    """The path of an RDMA node in the container, for any path of the host's /dev."""
     return f"/dev/infiniband/{name}"
 
 
 def gives_uverbs(pool: Pool, hca: HCA) -> bool:
     """Whether a container gets the HCA's verbs devices.
 
-    If some selectors of a pool have isRdma, an HCA that only the other selectors match gets no
-    verbs devices.
+    If some selectors of a pool have isRdma, the container gets no verbs devices of an HCA that only
+    the other selectors match.
     """
     if not pool.config.rdma:
         return False
@@ -34,7 +35,7 @@ def gives_uverbs(pool: Pool, hca: HCA) -> bool:
 
 
 def connection_manager(paths: Paths) -> DeviceNode:
-    """The host's node for connections by IP address. Raises HostError if there is none."""
+    """The host's node rdma_cm, for connections by IP address. Raises HostError if there is none."""
     node = discovery.rdma_cm(paths)
     if node is None:
         raise HostError(
@@ -46,7 +47,7 @@ def connection_manager(paths: Paths) -> DeviceNode:
 def of_hca(
     paths: Paths, pool: Pool, hca: HCA, manager: DeviceNode | None
 ) -> tuple[DeviceNode, ...]:
-    """The nodes that a container gets with this HCA; `manager` is added to verbs devices.
+    """The nodes that a container gets with this HCA; verbs devices come with `manager`.
 
     Returns () for a network function without RDMA. Raises HostError, which names the HCA and the
     remedy.
@@ -79,7 +80,7 @@ def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:
     if not hca.iommu_group:
         return ()
     group = hca.iommu_group
-    unprotected = f"noiommu-{group}"  # where the machine has no IOMMU (drivers/vfio/group.c)
+    unprotected = f"noiommu-{group}"  # on a machine without an IOMMU (drivers/vfio/group.c)
     if (paths.dev / "vfio" / unprotected).exists():
         group = unprotected
     return (_vfio_node(paths, "vfio"), _vfio_node(paths, group))
@@ -98,5 +99,5 @@ def _without_uverbs(hca: HCA) -> str:
         return f"{names} has no verbs device now: load ib_uverbs"
     if hca.rdma_names:
         names = ", ".join(hca.rdma_names)
-        return f"{names} is in another network namespace: the pod that has it must end first"
-    return f"has no RDMA device now: see in the kernel's log why driver {hca.driver} made none"
+        return f"{names} is in another network namespace: end the pod that has it"
+    return f"has no RDMA device now: look in the kernel's log for errors of {hca.driver}"

@@ -1,8 +1,8 @@
-"""Device-information files, which Multus passes on for a pod's device id.
+"""Writes device-information files. Multus reads the file of a pod's device id.
 
 The device plugin writes `dp/<resource>-<id>-device.json` at Allocate, and Multus shows it in the
-pod's network-status. The specification has PCI devices but no verbs devices. These are in our own
-key "podfabric", which other readers ignore, and which marks a file as ours.
+pod's network-status. The specification has PCI devices but no verbs devices. The verbs devices are
+in our own key "podfabric", which other readers ignore. The key also marks a file as ours.
 
     {"type": "pci", "version": "1.1.0",
      "pci": {"pci-address": "0000:18:02.5", "rdma-device": "mlx5_3",
@@ -26,7 +26,7 @@ from host.sysfs.discovery import HCA
 VERSION = "1.1.0"
 OURS = "podfabric"
 
-_MODE = 0o444  # as the specification's library uses
+_MODE = 0o444  # the mode that the specification's library uses
 
 
 def path(paths: Paths, resource: str, device_id: str) -> Path:
@@ -37,8 +37,8 @@ def path(paths: Paths, resource: str, device_id: str) -> Path:
 def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) -> bool:
     """Write the file of an id that stands for these HCAs. Returns whether the id has a file.
 
-    The specification has no type for several HCAs (mode "all"), SFs and software devices: they have
-    no file, and an old file is removed. Raises OSError.
+    The specification has no type for several HCAs (mode "all"), for SFs and for software devices.
+    So their ids get no file, and an old file is removed. Raises OSError.
     """
     file = path(paths, resource, device_id)
     hca = next(iter(hcas)) if len(hcas) == 1 else None
@@ -61,9 +61,10 @@ def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) ->
 
 
 def remove_stale(paths: Paths, keys: Callable[[], Collection[tuple[str, str]]]) -> list[Path]:
-    """Remove our files of all other (resource, id) than `keys`; return them. Raises OSError.
+    """Remove our files for every (resource, id) that is not in `keys`. Raises OSError.
 
-    `keys` is called after the files were listed, so that a file written meanwhile stays.
+    `keys` is called after the files were listed, so that a file written in between stays. Returns
+    the removed files.
     """
     listed = sorted((paths.devinfo / "dp").glob("*-device.json"))
     kept = {path(paths, resource, device_id) for resource, device_id in keys()}

@@ -1,8 +1,8 @@
-"""A container's environment variables: its HCAs, and which devices NCCL and UCX use.
+"""Makes a container's environment variables: its HCAs, and the devices for NCCL and UCX.
 
-The kubelet merges the answers of a container's pools, and keeps either of two values for the same
-key. So the keys of a pool contain its resource name, and only one pool of a node sets `NCCL_IB_HCA`
-and `UCX_NET_DEVICES`.
+The kubelet merges the answers of a container's pools. If two answers have the same key, it keeps
+only one of the values. So the keys of a pool contain its resource name, and only one pool of a node
+sets `NCCL_IB_HCA` and `UCX_NET_DEVICES`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,13 +19,13 @@ NCCL = "NCCL_IB_HCA"
 UCX = "UCX_NET_DEVICES"
 
 Given = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]
-"""The HCAs that a container gets, by id, each with the nodes that it gets."""
+"""The HCAs that a container gets, by id, each with the device nodes that the container gets."""
 
 
 def variable(pool: PoolConfig) -> str:
     """The name of a pool's variable: "intel.com/sriov-a" → "PCIDEVICE_INTEL_COM_SRIOV_A".
 
-    As in the SR-IOV network device plugin, but with "_" for "-", which shells cannot use.
+    The SR-IOV network device plugin uses the same names, but keeps "-", which shells do not accept.
     """
     return f"PCIDEVICE_{pool.variable}"
 

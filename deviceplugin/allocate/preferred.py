@@ -1,15 +1,16 @@
-"""Answers GetPreferredAllocation: which of the free device ids a container best gets.
+"""Answers GetPreferredAllocation: chooses the best of the free device ids for a container.
 
-Without GPUs, each HCA is taken once before any is taken twice, the least loaded first, from the
-switches in turn, so that each switch keeps HCAs for its free GPUs. With the addresses of the
-container's GPUs, each GPU gets one HCA at the least total distance. If the container's GPU is
-chosen after its HCAs, the HCAs are near an open GPU. An open GPU has room for the container. A pool
-that packs takes as few HCAs as possible, and of these the most loaded.
+Without GPUs, each HCA is taken once before any HCA is taken twice. The least loaded HCA comes
+first, and the switches take turns, so that each switch keeps HCAs for its free GPUs. With the
+addresses of the container's GPUs, each GPU gets one HCA at the least total distance. If the
+container's GPU is chosen after its HCAs, the HCAs are near an open GPU, which is a GPU with room
+for the container. A pool that packs takes as few HCAs as possible, and prefers the most loaded
+HCAs.
 
 VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions.
 
-The kubelet takes the answer as a hint, but rejects the pod for an error. So any request gets an
-answer, and nothing is raised.
+The kubelet takes the answer as a hint, but rejects the pod after an error. So every request gets an
+answer, and this module raises no errors.
 """
 
 from collections import Counter
@@ -29,9 +30,9 @@ COSTS = {
     Distance.SYS: 40,
 }
 UNCOVERED = 4  # for a second GPU of a switch: between PXB and PHB
-_LOADS_PER_COST = 8  # this many holders of an HCA weigh as much as PXB
+_LOADS_PER_COST = 8  # this many holders of an HCA count as much as PXB
 _MOST_LOAD = 71  # below PHB: a load never makes an HCA behind the host bridge better
-_EXACT = 16  # GPUs for which the assignment is exact
+_EXACT = 16  # the assignment is exact for this many GPUs
 
 
 def preferred(
@@ -44,12 +45,12 @@ def preferred(
     topology: Topology,
     open_gpus: Sequence[str] = (),
 ) -> list[str]:
-    """Choose `size` different ids of `available`, or all if `available` has fewer.
+    """Choose `size` different ids of `available`, or all ids if `available` has fewer.
 
-    The available ids of `must_include` come first, ids that the pool does not have last. `held` has
-    the number of allocated ids of each HCA. `open_gpus` are the GPUs of which the container may get
-    one, if its GPUs are not known. Equal choices are decided by the lower address, then the lower
-    slot.
+    The available ids of `must_include` come first. Ids that the pool does not have come last.
+    `held` has the number of allocated ids of each HCA. If the container's GPUs are unknown, it may
+    get one of the GPUs in `open_gpus`. Between equal choices, the lower address wins, then the
+    lower slot.
     """
     free = set(available)
     chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free][
@@ -63,7 +64,7 @@ def preferred(
 
 
 class _PreferenceSearch:
-    """The search for one request. Holds the free ids by place and the choice so far.
+    """The search for one request, with the free ids by place and the choice so far.
 
     A place is a PF's address.
     """
@@ -87,10 +88,10 @@ class _PreferenceSearch:
         self._switches: dict[str, str] = {}
         self._distances: dict[tuple[str, str], Distance] = {}
         places = {hca.id: hca.pf or hca.address or hca.id for hca in pool.hcas}
-        # The topology has the HCAs themselves, perhaps a VF without its PF.
+        # Each place by its first HCA's address in the topology: a VF's PF may be absent there.
         self._addresses = {places[hca.id]: hca.address for hca in reversed(pool.hcas)}
         hca_of: dict[str, str] = {}
-        if mode != "all":  # its ids do not stand for a single HCA
+        if mode != "all":  # an id of mode "all" stands for several HCAs
             slots = [slot for device_id in free if (slot := pool.slot(device_id)) is not None]
             hca_of = {slot.id: slot.hcas[0] for slot in slots if slot.hcas}
         self._loads: Counter[str] = Counter()
@@ -121,10 +122,10 @@ class _PreferenceSearch:
     def _sorted(
         self, free: set[str], hca_of: Mapping[str, str], held: Mapping[str, int]
     ) -> list[tuple[str, str]]:
-        """Ids with their HCAs ("" if unknown); the last is taken first.
+        """Ids with their HCAs; an unknown HCA is "". The last id is taken first.
 
-        Of the HCAs at a place, a pool that packs takes the most loaded one, any other pool the
-        least.
+        Of the HCAs at a place, a pool that packs takes the most loaded HCA. Other pools take the
+        least loaded HCA.
         """
         ranked = []
         nth: Counter[str] = Counter()
@@ -146,7 +147,7 @@ class _PreferenceSearch:
     def _packed(self, size: int) -> Iterator[str]:
         """Choose from as few HCAs as possible.
 
-        An HCA with enough ids is best, else the HCA with the most ids.
+        An HCA with enough ids is best. If there is none, the HCA with the most ids is best.
         """
 
         def order(place: str) -> tuple[int, ...]:
@@ -168,7 +169,7 @@ class _PreferenceSearch:
     def _near(self, size: int) -> Iterator[str]:
         """Choose one HCA for each GPU at the least total cost.
 
-        If there are too few ids, serve different switches.
+        If there are fewer ids than GPUs, the GPUs of different switches come first.
         """
         gpus = self._unserved()[:_EXACT]
         places = sorted(
@@ -187,7 +188,7 @@ class _PreferenceSearch:
         yield from (places[pairs[row]] for row in sorted(pairs))
 
     def _price(self, place: str, gpu: str, again: int) -> int:
-        """Distance and load. Equal ones are decided by the load, then the address."""
+        """Distance plus load. Between equal sums, the lower load wins, then the lower address."""
         load = self._loads[place]
         cost = (self._cost(place, gpu) + again) * _LOADS_PER_COST + min(load, _MOST_LOAD)
         return (cost * 4096 + min(load, 4095)) * 65536 + self._rank[place]
@@ -262,7 +263,7 @@ class _PreferenceSearch:
         return distance
 
     def _switch(self, place: str) -> str:
-        """The switch of a place or GPU. Without a known switch, the place or GPU itself."""
+        """The switch of a place or GPU; the place or GPU itself if its switch is unknown."""
         switch = self._switches.get(place)
         if switch is None:
             switch = self._switches[place] = self._topology.switch(self._address(place)) or place
@@ -273,7 +274,7 @@ class _PreferenceSearch:
 
 
 def _order(device_id: str) -> tuple[str, int]:
-    """By address, then slot: "0000:3b:00.0-9" before "0000:3b:00.0-10", "9" before "10"."""
+    """The sort key, by address, then slot: "0000:3b:00.0-9" comes before "0000:3b:00.0-10"."""
     hca_id, _, slot = device_id.rpartition("-")
     if slot.isascii() and slot.isdecimal() and len(slot) < 10:
         return hca_id, int(slot)
@@ -281,17 +282,18 @@ def _order(device_id: str) -> tuple[str, int]:
 
 
 def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int, int]:
-    """Row → column, for `size` rows (default: all), but at most as many as there are columns.
+    """Assign columns to `size` rows, by default to all rows. Returns column by row.
 
-    The total cost is the least of all choices of rows and columns. Equal input gives equal output.
-    Rows must have equal lengths, costs must not be negative.
+    Fewer rows get a column if there are fewer columns. The total cost is the least of all choices
+    of rows and columns. Equal input gives equal output. Rows must have equal lengths, and costs
+    must not be negative.
     """
     rows = len(costs)
     columns = len(costs[0]) if rows else 0
     count = min(rows, columns, rows if size is None else max(size, 0))
     if count == 0:
         return {}
-    # Rows that are left out get spare columns of cost 0: these will be the most expensive rows.
+    # Spare columns of cost 0 stand for no column. The most expensive rows get these.
     table = [[*(cost + 1 for cost in row), *[0] * (rows - count)] for row in costs]
     return {row: column for row, column in _hungarian(table).items() if column < columns}
 
@@ -301,8 +303,9 @@ def _hungarian(table: Sequence[Sequence[int]]) -> dict[int, int]:
 
     The table has at least as many columns as rows.
 
-    Kuhn's method by shortest augmenting paths with potentials (Jonker and Volgenant): rows are
-    added one at a time, and earlier rows move to other columns. Index 0 means "none".
+    The algorithm is Kuhn's method by shortest augmenting paths with potentials (Jonker and
+    Volgenant). It adds one row at a time, and earlier rows move to other columns. Index 0 means "no
+    row" or "no column".
     """
     rows, columns = len(table), len(table[0])
     of_row = [0] * (rows + 1)

@@ -1,17 +1,17 @@
-"""Extended resources, as the kubelet accepts them: their names, and how many ids they may have."""
+"""The kubelet's rules for extended resources: valid names, and the most ids of a resource."""
 
 import re
 
-ID_BYTES = 70  # at most, of a device in a ListAndWatch answer
-LIST_BYTES = 3_670_016  # 3.5 MiB, since gRPC accepts at most 4 MiB
+ID_BYTES = 70  # most bytes of a device in a ListAndWatch answer
+LIST_BYTES = 3_670_016  # 3.5 MiB, because gRPC accepts at most 4 MiB
 MOST_IDS = LIST_BYTES // ID_BYTES
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_QUOTA = "requests."  # the prefix of the name in a ResourceQuota, where it must be valid too
+_QUOTA = "requests."  # a ResourceQuota has it before the name, and both must be valid
 
 
 def resource_problem(resource: str) -> str | None:
-    """Why the kubelet would refuse that name of an extended resource; `None` if it accepts it.
+    """The reason why the kubelet refuses the name of an extended resource; `None` if it is valid.
 
     Source: IsExtendedResourceName and IsQualifiedName of Kubernetes.
     """
@@ -24,12 +24,12 @@ def resource_problem(resource: str) -> str | None:
         return f'names that begin with "{_QUOTA}" are reserved for quotas: use another domain'
     if not _SUBDOMAIN.fullmatch(prefix) or len(_QUOTA + prefix) > 253:
         return (
-            f'"{prefix}" is not a domain: use small letters, digits, "-" and ".", a letter or '
-            "digit first and last, at most 244 characters"
+            f'"{prefix}" is not a domain: use at most 244 small letters, digits, "-" and ".", '
+            "with a letter or digit first and last"
         )
     if not _QUALIFIED.fullmatch(name) or len(name) > 63:
         return (
-            f'"{name}" contains invalid characters or too many: use letters, digits, "-", "_" '
-            'and ".", a letter or digit first and last, at most 63 characters'
+            f'"{name}" is not a valid name: use at most 63 letters, digits, "-", "_" and ".", '
+            "with a letter or digit first and last"
         )
     return None

@@ -1,8 +1,8 @@
 """Answers the kubelet's calls for one pool: the device plugin API v1beta1.
 
-A `ServedPool` has the pool's devices and makes allocations; this module has the protocol. Lists are
-sent whole, at once and after each change. Preferences never fail. An allocation has one response
-per container request, in the same order.
+A `ServedPool` has the pool's devices and makes allocations. This module has the protocol. It sends
+the whole list when a stream opens and after each change. Calls for preferences never fail. An
+allocation has one response per container request, in the same order.
 """
 
 import logging
@@ -16,7 +16,7 @@ import grpc
 from deviceplugin.api import v1beta1_pb2, v1beta1_pb2_grpc
 
 COALESCE = 0.2  # seconds between two lists on one stream
-MOST_STREAMS = 16  # open streams, each in a thread of the server. The oldest is closed first.
+MOST_STREAMS = 16  # open streams, each in a thread of the server; the oldest is closed first
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ Listing = list[tuple[str, bool, tuple[int, ...]]]
 
 
 class Rejected(Exception):
-    """A call cannot be answered. Has the gRPC status; the text has the remedy."""
+    """A call fails with the gRPC status `code`. The text has the reason and the remedy."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class Rejected(Exception):
 
 
 class ServedPool:
-    """A pool as the kubelet sees it. Several threads call its methods at a time."""
+    """A pool as the kubelet sees it. Several threads may call its methods at the same time."""
 
     pre_start_required = False
     """Whether the kubelet must call `pre_start` before each start of a container."""
@@ -42,17 +42,17 @@ class ServedPool:
         self._listing: Listing = []
 
     def listing(self) -> Listing:
-        """All devices: id, healthy, NUMA nodes. Must not block."""
+        """All devices: id, whether healthy, NUMA nodes. Must not block."""
         return self._listing
 
     def relist(self, listing: Listing) -> bool:
-        """Replace the listing; True if it has changed."""
+        """Replace the listing. Returns True if the listing has changed."""
         changed = listing != self._listing
         self._listing = listing
         return changed
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Choose the available ids that go best together."""
+        """Choose up to `size` available ids that fit best together, with `must_include`."""
         raise NotImplementedError
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
@@ -60,15 +60,15 @@ class ServedPool:
         raise NotImplementedError
 
     def pre_start(self, ids: list[str]) -> None:
-        """A container with these ids is about to start. Raises Rejected."""
+        """Prepare the start of a container with these ids. Raises Rejected."""
 
 
 class _Stream:
     def __init__(self) -> None:
         self.opened = time.monotonic()
         self.ended = False
-        self.woken = True  # it must compare the list
-        self.again = False  # it must send the list even if unchanged
+        self.woken = True  # the call must compare the list
+        self.again = False  # the call must send the list even if it is unchanged
 
 
 class Streams:
@@ -76,22 +76,22 @@ class Streams:
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
-        self._changed = threading.Condition()  # of what the streams are
+        self._changed = threading.Condition()  # of a stream's state, or of the set of streams
         self._open: list[_Stream] = []  # oldest first
 
     def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
-        """Yields each time that this call must compare the list: now, and after each `changed`.
+        """Yield each time that a call must compare the list: at once, and after each `changed`.
 
         Two turns are at least COALESCE seconds apart.
 
-        A yielded True means that the call must send the list even if the list has not changed.
+        Yields True if the call must send the list even if it has not changed.
         """
         stream = _Stream()
         with self._changed:
             self._open.append(stream)
             self._end(self._open[:-MOST_STREAMS])
         if not context.add_callback(lambda: self._drop(stream)):
-            self._drop(stream)  # the call is over already
+            self._drop(stream)  # the call has already ended
         self.on_change()
         try:
             while True:
@@ -107,7 +107,7 @@ class Streams:
             self._drop(stream)
 
     def changed(self, *, again: bool = False) -> None:
-        """Make every stream compare the list, or with `again` send it in any case."""
+        """Make every stream send the list if it has changed, or with `again` in any case."""
         with self._changed:
             for stream in self._open:
                 stream.woken = True
@@ -120,7 +120,7 @@ class Streams:
         self.on_change()
 
     def since(self, moment: float) -> bool:
-        """Whether a stream is open that was opened at `moment` (time.monotonic()) or later."""
+        """Whether an open stream was opened at `moment` (time.monotonic()) or later."""
         with self._changed:
             return bool(self._open) and self._open[-1].opened >= moment
 
@@ -145,7 +145,7 @@ class Streams:
 
 
 class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
-    """/v1beta1.DevicePlugin. The server survives any failing call."""
+    """The service /v1beta1.DevicePlugin. A failing call does not end the server."""
 
     def __init__(self, resource: ServedPool, streams: Streams) -> None:
         self._resource = resource
@@ -160,7 +160,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """Must not block: the kubelet waits for this inside its Register."""
+        """Return the options. Must not block: the kubelet waits for them in its Register."""
         return self.options
 
     def ListAndWatch(
@@ -175,7 +175,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
                     continue
                 devices = [_device(*device) for device in listing]
             except Exception:  # noqa: BLE001 - the next change may succeed
-                _log.exception("%s: the list cannot be made", self._resource.name)
+                _log.exception("%s: cannot make the list of devices", self._resource.name)
                 continue
             sent = listing
             yield v1beta1_pb2.ListAndWatchResponse(devices=devices)
@@ -183,7 +183,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: v1beta1_pb2.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreferredAllocationResponse:
-        """Never fails, because an error would make the pod fail for good."""
+        """Choose ids. Never fails, because the kubelet would reject the pod after an error."""
         return v1beta1_pb2.PreferredAllocationResponse(
             container_responses=[
                 v1beta1_pb2.ContainerPreferredAllocationResponse(
@@ -196,7 +196,10 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def Allocate(
         self, request: v1beta1_pb2.AllocateRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.AllocateResponse:
-        """One response per container request, in order; one that fails fails all."""
+        """Return one response per container request, in order.
+
+        If one request fails, the whole call fails.
+        """
         answers = []
         for container in request.container_requests:
             ids = list(container.devices_ids)
@@ -211,7 +214,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: v1beta1_pb2.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreStartContainerResponse:
-        """The kubelet waits 30 s for this, and calls it only if `options` require it."""
+        """Prepare a start. The kubelet calls it only if `options` require it, and waits 30 s."""
         ids = list(request.devices_ids)
         try:
             self._resource.pre_start(ids)
@@ -227,7 +230,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
             return self._resource.preferred(available, must_include, size)
         except Exception:  # noqa: BLE001 - any choice is better than a pod that fails
             _log.exception(
-                "%s: GetPreferredAllocation failed: answered with the first free ids",
+                "%s: GetPreferredAllocation failed: answers with the first free ids",
                 self._resource.name,
             )
         free = set(available)
@@ -248,7 +251,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
 
 def _device(device_id: str, healthy: bool, numa: Sequence[int]) -> v1beta1_pb2.Device:
     device = v1beta1_pb2.Device(ID=device_id, health="Healthy" if healthy else "Unhealthy")
-    # The kubelet uses -1 for devices without a node, and does not align those.
+    # The kubelet uses -1 for devices without a node, and does not align these devices.
     nodes = sorted({node for node in numa if node >= 0})
     if nodes:
         device.topology.nodes.extend(v1beta1_pb2.NUMANode(ID=node) for node in nodes)

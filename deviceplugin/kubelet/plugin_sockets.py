@@ -1,8 +1,8 @@
 """The unix sockets of pools, each with a name that is never used again.
 
-Two instances with the same name would unlink each other's socket, and the kubelet would drop the
-resource. So a name contains the process id and a random part, and a file is removed only while it
-is the one that was made.
+Two instances with the same socket name would unlink each other's socket, and the kubelet would drop
+the resource. So a name contains the process id and a random part. A listener removes a socket file
+only if it made that file.
 """
 
 import os
@@ -21,15 +21,15 @@ from base import files
 from base.unix_socket import is_served
 
 MAX_PATH = 107  # bytes: sockaddr_un has 108, with the final NUL (unix(7))
-MAX_RECEIVE = 64 << 20  # bytes: GetPreferredAllocation lists every free id
-_PAUSE = 0.05  # seconds between two checks for calls that came while the server ended
+MAX_RECEIVE = 64 << 20  # bytes; GetPreferredAllocation lists every free id
+_PAUSE = 0.05  # seconds between checks for calls that came while the server ended
 HALF_MADE = 10.0  # seconds after which a socket without its final name is a leftover
 
 _ANY = re.compile(r"\.?podfabric-.+\.sock")
 
 
 class SocketError(Exception):
-    """A socket cannot be made. The text names the socket, the reason and the remedy."""
+    """The plugin cannot make a socket. The text names the socket, the reason and the remedy."""
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
@@ -58,8 +58,9 @@ def remove_leftovers(directory: Path) -> list[Path]:
 class Listener:
     """A gRPC server on its own socket, until `close`.
 
-    `serve` adds the service to the server. The file gets its final name when it has mode 0600 and
-    the server runs. Raises SocketError, or FileNotFoundError without the directory.
+    `serve` adds the service to the server. The socket gets its final name when it has mode 0600 and
+    the server runs. `__init__` raises SocketError, or FileNotFoundError if the directory is
+    missing.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Listener:
             self._server.add_insecure_port(f"unix:{hidden}")
             hidden.chmod(0o600)
             self._server.start()
-            # gRPC unlinks the name that it bound, even if another process has made a file there.
-            # So it binds a hidden name, and this class removes the final one.
+            # At its end, gRPC unlinks the name that it bound, even if another process has made a
+            # file there. So gRPC binds a hidden name, and this class removes the final name.
             hidden.rename(self.path)
         except (OSError, RuntimeError) as error:
             self._end(0)
@@ -88,20 +89,20 @@ class Listener:
                 hidden.unlink()
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
             raise SocketError(
-                f"{self.path}: cannot listen: {reason}: look at the directory's owner and mode"
+                f"{self.path}: cannot listen: {reason}: check the directory's owner and mode"
             ) from None
         self._made = files.version(self.path)
 
     @property
     def exists(self) -> bool:
-        """Whether the file is still the one that this listener made."""
+        """Whether the socket file is still the file that this listener made."""
         return len(self._made) > 1 and files.version(self.path) == self._made
 
     def close(self, end_calls: Callable[[], object], grace: float = 10.0) -> None:
         """End the server. May be called again.
 
-        `end_calls` ends running calls. Every call has `grace` seconds to finish. `end_calls` is
-        repeated until none runs, because calls may come until the server has stopped.
+        `end_calls` ends running calls. Every call has `grace` seconds to finish. Calls may come
+        until the server has stopped, so `end_calls` is repeated until no call runs.
         """
         if self.exists:
             with suppress(OSError):
@@ -124,8 +125,8 @@ def _fresh(directory: Path, resource: str) -> Path:
     length = len(os.fsencode(path)) + 1  # the hidden name has one more dot
     if length > MAX_PATH:
         raise SocketError(
-            f"{path}: a unix socket's path has at most {MAX_PATH} bytes, this one {length}: "
-            f"shorten the resource's name by {length - MAX_PATH} bytes, or the kubelet's root "
-            "directory"
+            f"{path}: the path of a unix socket has at most {MAX_PATH} bytes, but this path has "
+            f"{length}: shorten the resource's name, or the path of the kubelet's directory, by "
+            f"{length - MAX_PATH} bytes"
         )
     return path

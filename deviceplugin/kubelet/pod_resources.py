@@ -1,4 +1,4 @@
-"""gRPC channels to unix sockets of this node, and a client of the kubelet's PodResources API."""
+"""Opens gRPC channels to unix sockets of this node. Calls the kubelet's PodResources API."""
 
 import threading
 import time
@@ -16,13 +16,13 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # no back-off because of earlier connections
     ("grpc.default_authority", "localhost"),
     # gRPC 1.85 repeats a call endlessly on a connection whose server has announced its end. Until
-    # the call's deadline that takes a CPU, and 400 MB of memory a second.
+    # the call's deadline, this takes a whole CPU and 400 MB of memory per second.
     ("grpc.enable_retries", 0),
 )
 
 
 def open_channel(socket: Path, *, max_receive: int | None = None) -> grpc.Channel:
-    """A channel, which connects with the first call. It never repeats a call that failed.
+    """A channel that connects at the first call. The channel never repeats a failed call.
 
     `max_receive` is the size limit of an answer in bytes, 4 MiB by default.
     """
@@ -31,9 +31,10 @@ def open_channel(socket: Path, *, max_receive: int | None = None) -> grpc.Channe
 
 
 class PodResourcesClient:
-    """Calls the kubelet that runs at the time. Any thread may use it; calls run one at a time.
+    """Calls the kubelet, also after its restart. Any thread may use it; calls run one at a time.
 
-    gRPC 1.85 may crash the process if a channel is closed while other threads have calls on it.
+    Calls take turns because gRPC 1.85 may crash the process if a thread closes a channel while
+    other threads have calls on the channel.
     """
 
     def __init__(self, paths: Paths) -> None:
@@ -54,7 +55,7 @@ class PodResourcesClient:
         with interrupts.waiting():
             if not self._lock.acquire(timeout=timeout):
                 raise KubeletUnreadable(
-                    f"{self._socket}: another call is still waiting for it after {timeout:g} s"
+                    f"{self._socket}: an earlier call still waits for it after {timeout:g} s"
                 )
             try:
                 answer: podresources_pb2.ListPodResourcesResponse = self._connected().List(
@@ -62,7 +63,7 @@ class PodResourcesClient:
                 )
                 return answer
             except grpc.RpcError as error:
-                self._drop()  # the channel would wait longer and longer before it connects again
+                self._drop()  # or the channel waits longer and longer before it connects again
                 raise KubeletUnreadable(f"{self._socket}: {_why(self._socket, error)}") from None
             finally:
                 self._lock.release()
@@ -84,7 +85,7 @@ class PodResourcesClient:
 
 def _why(socket: Path, error: grpc.RpcError) -> str:
     if not socket.exists():
-        return "does not exist: is the kubelet running, and its directory mounted here?"
+        return "does not exist: check that the kubelet runs, and that its directory is mounted here"
     code = error.code().name
     text = " ".join((error.details() or "").split())
     return f"List: {code}: {text}: look at the kubelet's log"

@@ -1,8 +1,8 @@
-"""The kubelet's records of which container holds which device ids.
+"""Reads the kubelet's records of the device ids that each container holds.
 
 There are two sources. The PodResources API is stable, but it has no pod UIDs, and on older kubelets
-it omits init containers. The kubelet's own checkpoint has both, but it is not an official
-interface, and it lacks the devices of ResourceClaims.
+it omits init containers. The kubelet's own checkpoint has UIDs and init containers, but it is not
+an official interface, and it lacks the devices of ResourceClaims.
 """
 
 import base64
@@ -23,19 +23,19 @@ from base.types import DeviceId
 if TYPE_CHECKING:
     from deviceplugin.api import podresources_pb2
 
-KUBELET_TIMEOUT = 2.0  # seconds, of the PodResources API
+KUBELET_TIMEOUT = 2.0  # seconds for a call of the PodResources API
 
-# Drivers write "0000:3b:00.0" as "0000-3b-00-0" where only letters, digits and "-" may stand.
+# Drivers write "0000:3b:00.0" as "0000-3b-00-0" if only letters, digits and "-" are permitted.
 _ADDRESS = re.compile(
     r"(?<![0-9a-f])([0-9a-f]{4})[:-]([0-9a-f]{2})[:-]([01][0-9a-f])[.-]([0-7])(?![0-9a-f])", re.I
 )
 
-_SETTLED = 1.0  # seconds, far more than between two ticks of the kernel's clock of files
+_SETTLED = 1.0  # seconds, many ticks of the kernel's clock for files
 _UVERBS = re.compile(r"/infiniband/uverbs([0-9]{1,9})\Z")
 
 
 class KubeletUnreadable(Exception):
-    """The kubelet's records cannot be read. The text names socket or file, and the remedy."""
+    """The kubelet's records are unreadable. The text names the socket or file, and the remedy."""
 
 
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     ids: tuple[DeviceId, ...]  # sorted
     claimed: bool = False  # by a ResourceClaim of a DRA driver; never from the checkpoint
-    # From the answer of Allocate, if the caller requested it.
+    # From the recorded answer of Allocate, if the caller requested nodes.
     nodes: tuple[str, ...] = ()  # "uverbs3" of the host
     cdi: tuple[str, ...] = ()  # "podfabric.io/rdma-hca=0000:3b:00.0"
 
@@ -57,7 +57,7 @@ class _ContainerEntry(msgspec.Struct):
     PodUID: str
     ContainerName: str
     ResourceName: str
-    DeviceIDs: dict[str, list[str] | None] | None = None  # by NUMA node, "-1" for none
+    DeviceIDs: dict[str, list[str] | None] | None = None  # by NUMA node; "-1": no node
     AllocResp: str | None = None  # a ContainerAllocateResponse, in base64
 
 
@@ -71,11 +71,11 @@ class _KubeletFile(msgspec.Struct):
 
 
 def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
-    """The devices of all containers by the kubelet's checkpoint; [] without the file.
+    """The devices of all containers in the kubelet's checkpoint; [] if the file does not exist.
 
-    It keeps pods that ended until the kubelet's next allocation, or until a device plugin sends a
-    list. With `nodes`, the rows have the uverbs devices or CDI names that the containers got.
-    Raises KubeletUnreadable.
+    The checkpoint keeps ended pods until the kubelet's next allocation, or until a device plugin
+    sends a list. With `nodes`, the rows have the uverbs devices or CDI names that the containers
+    got. Raises KubeletUnreadable.
     """
     content = _checkpoint(paths) or _Data()
     rows = []
@@ -86,7 +86,7 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
                 uid=entry.PodUID,
                 container=entry.ContainerName,
                 resource=entry.ResourceName,
-                # A device of two NUMA nodes is in both lists.
+                # The lists of both NUMA nodes have a device of two nodes.
                 ids=_sorted(*(ids or () for ids in (entry.DeviceIDs or {}).values())),
                 nodes=given,
                 cdi=cdi,
@@ -96,9 +96,10 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
 
 
 def registered(paths: Paths) -> dict[str, list[str]] | None:
-    """The healthy ids of each resource when the kubelet last wrote its checkpoint, sorted.
+    """The ids of each resource that were healthy at the last write of the checkpoint, sorted.
 
-    Returns `None` without the file: no device plugin has sent a list yet. Raises KubeletUnreadable.
+    Returns `None` if the file does not exist, because no device plugin has sent a list yet. Raises
+    KubeletUnreadable.
     """
     content = _checkpoint(paths)
     if content is None:
@@ -108,11 +109,11 @@ def registered(paths: Paths) -> dict[str, list[str]] | None:
 
 
 def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevices]:
-    """The devices of all containers by PodResources; `claimed` as in `from_answer`.
+    """The devices of all containers from PodResources. `from_answer` explains `claimed`.
 
     Raises KubeletUnreadable within KUBELET_TIMEOUT.
     """
-    # Imported here since callers that read only the checkpoint do not need gRPC.
+    # Import here, because callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
     with closing(PodResourcesClient(paths)) as kubelet:
@@ -124,15 +125,15 @@ def from_answer(
 ) -> list[PodDevices]:
     """The devices in an answer of PodResources' List, in the kubelet's order.
 
-    With `claimed`, also those of ResourceClaims: their resource is "driver/pool", their ids are the
-    names of the devices and the PCI addresses in these names and in the CDI names. The kubelet
-    lists them since Kubernetes 1.34, earlier only with a feature gate.
+    With `claimed`, also the devices of ResourceClaims. Their resource is "driver/pool". Their ids
+    are the names of the devices, and the PCI addresses in these names and in the CDI names. The
+    kubelet lists claimed devices since Kubernetes 1.34, earlier only with a feature gate.
     """
     rows = []
     for pod in answer.pod_resources:
         for container in pod.containers:
             ids: dict[tuple[str, bool], list[Iterable[str]]] = {}
-            # One entry per device or NUMA node, unordered.
+            # The kubelet lists one entry per device or NUMA node, in any order.
             for entry in sorted(container.devices, key=lambda entry: entry.resource_name):
                 ids.setdefault((entry.resource_name, False), []).append(entry.device_ids)
             for claim in container.dynamic_resources if claimed else ():
@@ -154,13 +155,13 @@ def from_answer(
 
 
 def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices]:
-    """The devices of one pod's containers, in PodResources' order, then those it omits.
+    """The devices of one pod's containers, in PodResources' order, then containers it omits.
 
-    The checkpoint is searched by the pod's UID; it has all of the pod's devices before the sandbox
-    is made. If it has none, PodResources is searched by the pod's name, and ignored if an id
-    belongs to another pod, which had that name a moment ago. Devices of ResourceClaims are found by
-    the name only. One readable source is enough, but the checkpoint needs a UID. Raises
-    KubeletUnreadable.
+    The checkpoint has all devices of a pod before its sandbox is made, and is searched by the pod's
+    UID. If the checkpoint has no device of the pod, PodResources is searched by the pod's name. A
+    pod that ended a moment ago may have had the same name: its answer is ignored if the checkpoint
+    gives an id to another UID. Devices of ResourceClaims are found only by the name. One readable
+    source is enough, but the checkpoint needs a UID. Raises KubeletUnreadable.
     """
     by_name: list[PodDevices] = []
     in_checkpoint: list[PodDevices] = []
@@ -174,7 +175,7 @@ def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices
         in_checkpoint = from_checkpoint(paths) if uid else []
         if problems and not uid:
             raise KubeletUnreadable(
-                f"{_checkpoint_path(paths)}: has only pod UIDs, and CNI_ARGS have no K8S_POD_UID"
+                f"{_checkpoint_path(paths)}: has only pod UIDs, but CNI_ARGS lack K8S_POD_UID"
             )
         if problems and not _checkpoint_path(paths).exists():
             raise KubeletUnreadable(f"{_checkpoint_path(paths)}: does not exist")
@@ -204,7 +205,7 @@ def _sorted(*lists: Iterable[str]) -> tuple[DeviceId, ...]:
 
 
 def _claimed_ids(device: "podresources_pb2.ClaimResource") -> Iterator[str]:
-    """The name of a claimed device, and the PCI addresses in its names."""
+    """The name of a claimed device, and the PCI addresses in its name and CDI names."""
     if device.device_name:
         yield device.device_name
     for name in (device.device_name, *(named.name for named in device.cdi_devices)):
@@ -219,7 +220,7 @@ def address_in(device_id: str) -> str | None:
 
 
 def is_address(device_id: str) -> bool:
-    """Whether an id consists of a PCI address only, in either spelling."""
+    """Whether an id is only a PCI address, in either spelling."""
     return _ADDRESS.fullmatch(device_id) is not None
 
 
@@ -231,9 +232,9 @@ def _address(match: re.Match[str]) -> str:
 def _given(response: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The uverbs devices of the host and the CDI names in a ContainerAllocateResponse.
 
-    Both are () if it cannot be decoded.
+    Both are () if the response cannot be decoded.
     """
-    # Imported here since CNI plugins need only the ids.
+    # Import here, because CNI plugins need only the ids.
     from google.protobuf.message import DecodeError
 
     from deviceplugin.api.v1beta1_pb2 import ContainerAllocateResponse
@@ -261,13 +262,13 @@ def _checkpoint(paths: Paths) -> _Data | None:
         return None
     except OSError as error:
         raise KubeletUnreadable(
-            f"{path}: cannot be read: {error.strerror}: only root may, on the host or with the "
-            "kubelet's directory mounted"
+            f"{path}: cannot be read: {error.strerror}: run the program as root, on the host "
+            "or with the kubelet's directory mounted"
         ) from None
     except msgspec.MsgspecError as error:
         raise KubeletUnreadable(
-            f"{path}: is not a valid checkpoint of the kubelet: {error}: the kubelet writes "
-            "a new one when the next pod gets a device"
+            f"{path}: is not a valid checkpoint of the kubelet: {error}: wait until the kubelet "
+            "writes the file again, when the next pod gets a device"
         ) from None
 
 
@@ -289,7 +290,7 @@ def _decoded(path: Path) -> _Data:
         if last is not None and last.path == path and last.version == version:
             return last.data
         data = decoding.decode(file.read(), _KubeletFile).Data
-    # A file that has just been written may be written again without a new version.
+    # A second write soon after the first may leave the file's version unchanged.
     if abs(time.time() - version[-1] / 1e9) > _SETTLED:
         _last_read = _Read(path, version, data)
     return data

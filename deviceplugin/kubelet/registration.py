@@ -1,10 +1,10 @@
-"""Serves a pool to the kubelet, and keeps it registered when either side restarts.
+"""Serves a pool to the kubelet, and keeps it registered if the plugin or the kubelet restarts.
 
-The plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock. A kubelet
-that starts removes all sockets there and makes its own again.
+The plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock. At its
+start, the kubelet removes all sockets in this directory and makes its own again.
 
-One thread per pool compares the state with what is needed, and does the missing step. inotify and
-the pool's streams only wake it.
+One thread per pool compares the state with the needed state, and does the missing step. inotify and
+the pool's streams only wake the thread.
 """
 
 import errno
@@ -29,13 +29,13 @@ from deviceplugin.kubelet.pod_resources import open_channel
 
 VERSION = "v1beta1"
 
-TIMEOUT = 15.0  # seconds for a Register, in which the kubelet calls back for up to 10
+TIMEOUT = 15.0  # seconds for a Register; in it, the kubelet calls the plugin for up to 10 s
 WATCHDOG = 10.0  # seconds without a ListAndWatch, after which the pool registers again
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0  # seconds between attempts; each pause doubles
 SETTLE = 0.3  # seconds until the kubelet has noticed the end of a connection
 LOOK_EVERY = 5.0  # seconds, if nothing wakes the thread
-LOOK_FOR_DIRECTORY = 0.5  # seconds, while it does not exist
-_OTHER_CALLS = 8  # threads that streams cannot occupy
+LOOK_FOR_DIRECTORY = 0.5  # seconds, while the directory does not exist
+_OTHER_CALLS = 8  # threads for calls other than ListAndWatch
 
 _log = logging.getLogger(__name__)
 
@@ -45,17 +45,17 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: str
     socket: str  # "" if there is none
-    registered: bool  # the kubelet has accepted it and reads its list
+    registered: bool  # the kubelet has accepted the pool and reads its list
     streams: int
     devices: int
     healthy: int
-    problem: str  # why it is not registered; "" if it is
+    problem: str  # why the pool is not registered; "" if it is
 
 
 class PluginServer(StepThread):
     """Serves one resource and keeps it registered, in a thread, from `start` until `close`.
 
-    Waits for a kubelet that does not run yet.
+    Waits for the kubelet if it does not run yet.
     """
 
     def __init__(self, paths: Paths, pool: ServedPool) -> None:
@@ -72,7 +72,7 @@ class PluginServer(StepThread):
         self._listener: Listener | None = None
         self._registered_at: tuple[int, ...] = ()  # the kubelet.sock of the last Register
         self._asked = math.inf  # when Register was last called
-        self._live_since: float | None = None  # since when the kubelet reads the list
+        self._live_since: float | None = None  # the time since which the kubelet reads the list
         self._due = 0.0  # when to call Register again
         self._listen_at = 0.0  # when to listen again after a failure
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
@@ -127,7 +127,7 @@ class PluginServer(StepThread):
     def step(self) -> float:
         """Do the missing step; return the seconds until the next one."""
         self._waker.follow((self._directory, self._directory.parent))
-        # The kubelet's socket first: a kubelet removes ours before it makes its own.
+        # Look at the kubelet's socket first: the kubelet removes ours before it makes its own.
         kubelet = files.version(self._kubelet)
         if not self._directory.is_dir():
             self._say(f"{self._directory}: the directory does not exist: waiting for the kubelet")
@@ -163,7 +163,7 @@ class PluginServer(StepThread):
                 self._backoff.reset()
             self._live_since = None
             self._due = now + self._backoff.pause()
-            self._problem = "the kubelet has stopped reading its list"
+            self._problem = "the kubelet no longer reads its list"
             _log.info("%s: %s: registering again", self._resource, self._problem)
 
     def _ask(self) -> float:
@@ -178,9 +178,9 @@ class PluginServer(StepThread):
         else:
             pause = max(WATCHDOG, self._backoff.pause())
             if not self._problem:
-                self._problem = "the kubelet accepted it and has not read its list yet"
+                self._problem = "the kubelet accepted the resource but has not read its list yet"
         self._due = time.monotonic() + pause
-        return 0  # the stream may be there already
+        return 0  # the stream may be open already
 
     def _register(self) -> None:
         """Raises grpc.RpcError."""
@@ -208,7 +208,7 @@ class PluginServer(StepThread):
         had_readers = self._streams.count > 0
         self._stop_listening()
         if had_readers:
-            time.sleep(SETTLE)  # a kubelet that notices the end later would drop the new one
+            time.sleep(SETTLE)  # a kubelet that notices the end later would drop the new socket
         try:
             self._listener = Listener(
                 self._directory, self._resource, self._servicer.serve, MOST_STREAMS + _OTHER_CALLS
@@ -233,10 +233,10 @@ class PluginServer(StepThread):
     def _explained(self, error: grpc.RpcError) -> str:
         code = error.code()
         if code is grpc.StatusCode.UNAVAILABLE:
-            return f"{self._kubelet}: no process listens: is the kubelet running? Trying again"
+            return f"{self._kubelet}: no process listens: check that the kubelet runs; trying again"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return (
-                f"{self._kubelet}: no answer to Register within {TIMEOUT:.0f} s: look at the "
+                f"{self._kubelet}: no answer to Register within {TIMEOUT:.0f} s: check the "
                 "kubelet's log; trying again"
             )
         return f"{self._kubelet}: the kubelet refuses the resource: {error.details()}: trying again"

@@ -1,5 +1,5 @@
 """Pools: reads their configuration in three formats, and assigns HCAs to them.
 
-`pool_config` has the keys and defaults, `formats` and `flags` read the files and flags of other
-device plugins. `pool` assigns HCAs to pools.
+`pool_config` has the keys and defaults. `formats` reads our files and the files of other device
+plugins, and `flags` reads flags. `pool` assigns HCAs to pools.
 """

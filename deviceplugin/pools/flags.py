@@ -1,7 +1,7 @@
-"""The flags of the device plugin's command line, including those of the plugins that it replaces.
+"""Reads the flags of the device plugin, including the flags of the plugins that it replaces.
 
-Their syntax is that of Go's flag package: one dash or two, `-x=y` or `-x y`. Other arguments are
-returned, for the command's own options.
+The syntax is that of Go's flag package: one dash or two, `-x=y` or `-x y`. Other arguments are
+returned to the caller, because they are the command's own options.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _WITH_VALUE = {
     "resource-prefix": "prefix",  # SR-IOV
     "resource-name": "name",  # k8s-ib-device-plugin, k8s-rdma-device-plugin
     "resource-amount": "amount",  # k8s-ib-device-plugin
-    "resouce-amount": "amount",  # as its README has it
+    "resouce-amount": "amount",  # the spelling in the plugin's README
     "master": "master",  # k8s-rdma-device-plugin
     "host-path": "host-path",  # Deepomatic's shared-gpu, and the three below
     "container-path": "container-path",
@@ -49,8 +49,8 @@ class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
     file: Path | None = None  # `None`: the default file, which need not exist
     prefix: str = ""
     cdi: bool = False
-    pool: PoolConfig | None = None  # the only pool, in place of a file
-    gpus: GpuPoolConfig | None = None  # the same, for a pool of GPUs
+    pool: PoolConfig | None = None  # the only pool; then no file is read
+    gpus: GpuPoolConfig | None = None  # the only pool, if it has GPUs
     plugin_directory: Path | None = None  # of the sockets; `None`: the kubelet's
 
     def watched(self, usual: Path) -> Path | None:
@@ -75,15 +75,15 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]
     if gpu_flags:
         if others := sorted(set(flags).difference(_OF_GPUS)):
             raise ConfigError(
-                f"{gpu_flags[0]} and {_flag(others[0])}: belong to two different plugins: write "
-                "the pools into a file, and name that with -config alone"
+                f"{gpu_flags[0]} and {_flag(others[0])}: are flags of two different plugins: "
+                "write the pools into a file, and use only -config FILE"
             )
         return _shared_gpu(flags), rest
     pool_flags = [_flag(key) for key in _OF_POOL if key in flags]
     if not pool_flags:
         file = flags.get("config")
         if file == "":
-            raise ConfigError("-config: is empty: name a file, or leave the flag out")
+            raise ConfigError("-config: is empty: name a file, or omit the flag")
         command = CommandLine(
             file=Path(file) if file else None,
             prefix=flags.get("prefix", ""),
@@ -93,7 +93,7 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]
     for key in ("config", "prefix"):
         if key in flags:
             raise ConfigError(
-                f"{_flag(key)} and {pool_flags[0]}: both define the pools: keep one of them"
+                f"{_flag(key)} and {pool_flags[0]}: both define the pools: keep one flag"
             )
     return CommandLine(pool=_pool(flags)), rest
 
@@ -120,7 +120,7 @@ def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
                 raise ConfigError(f"-{flag}: needs a value")
             value = todo.pop(0)
         if flags.setdefault(key, value) != value:
-            raise ConfigError(f"-{flag}: is given twice, as {flags[key]!r} and {value!r}: keep one")
+            raise ConfigError(f"-{flag}: has two values, {flags[key]!r} and {value!r}: keep one")
     return flags, rest
 
 
@@ -129,8 +129,8 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
     if "amount" in flags:
         if "master" in flags:
             raise ConfigError(
-                "-master and -resource-amount: belong to two different plugins: keep -master for "
-                "one HCA per id, or -resource-amount to give each holder all HCAs"
+                "-master and -resource-amount: are flags of two different plugins: keep -master "
+                "for one HCA per id, or -resource-amount to give each holder all HCAs"
             )
         resource = _resource(flags.get("name", "ib.plugin/infiniband"))
         amount = _number("-resource-amount", flags["amount"])
@@ -141,7 +141,9 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
         try:
             chosen = (parse_selector({"pfNames": [master + _EVERY_VF]}, "-master"),)
         except DocumentError:
-            raise ConfigError(f"-master: {master!r}: is not an interface name") from None
+            raise ConfigError(
+                f"-master: {master!r}: is not an interface name: write a name such as ib0"
+            ) from None
     return PoolConfig(resource=resource, mode="exclusive", selectors=chosen, used="named", cdi=cdi)
 
 
@@ -156,7 +158,7 @@ def _shared_gpu(flags: dict[str, str]) -> CommandLine:
         raise ConfigError(str(error)) from None
     directory = flags.get("plugin-directory")
     if directory == "":
-        raise ConfigError("-plugin-directory: is empty: name a directory, or leave the flag out")
+        raise ConfigError("-plugin-directory: is empty: name a directory, or omit the flag")
     if directory is None and SOCKETS.is_dir():
         directory = str(SOCKETS)
     pool = GpuPoolConfig(

@@ -1,9 +1,10 @@
 """Reads the configuration in any of its three formats.
 
-The formats are our own, that of the Mellanox shared plugin (top-level key `configList`), and that
-of the SR-IOV plugin (`resourceList`). A file may have all three. A file that one of those plugins
-rejects is rejected here too. Their keys match in upper and lower case, as in their Go decoder. A
-key that would change what a pod gets, and that is not supported, is refused.
+The formats are our own (top-level key `pools`), the format of the Mellanox shared plugin
+(`configList`), and the format of the SR-IOV plugin (`resourceList`). A file may have all three.
+This module rejects a file that one of these plugins rejects. The keys of both plugins match in
+upper and lower case, as in their Go decoder. An unsupported key that would change a pod's devices
+is refused.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
 sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their READMEs.
@@ -87,7 +88,7 @@ def load(
 
     Returns the default pool if the file is missing, unless `required`.
 
-    `prefix` and `cdi` as in `parse`. Raises ConfigError.
+    `parse` explains `prefix` and `cdi`. Raises ConfigError.
     """
     try:
         content = documents.read(path)
@@ -103,11 +104,11 @@ def load(
 
 
 def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> DevicePluginConfig:
-    """The configuration in a file's content; errors call the file `name`. Raises ConfigError.
+    """Read a file's content. Errors name the file by `name`. Raises ConfigError.
 
-    `prefix` is the domain of resources if another plugin's file names no domain. If `prefix` is "",
-    that plugin's default domain is used. With `cdi` every pool uses CDI, even if the file does not
-    ask for that.
+    `prefix` is the domain of resources if a file of another plugin names no domain. If `prefix` is
+    "", the default domain of that plugin is used. With `cdi` every pool uses CDI, even if the file
+    does not set cdi.
     """
     try:
         configuration = _read(documents.decode(content, name), name, prefix)
@@ -135,8 +136,8 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     lists = [form for form in _FORMS if form.key in parts]
     if prefix and not any(form.prefix for form in lists):
         raise DocumentError(
-            f"{name}: a resource prefix is for files with a resourceList or configList: here the "
-            "names of the pools have it"
+            f"{name}: a resource prefix is for files with resourceList or configList: remove "
+            "-resource-prefix, and write the domain into the names of the pools"
         )
     pools = tuple(pool for form in lists for pool in _each(parts, form, name, prefix))
     if not lists:
@@ -149,13 +150,10 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
 
 
 def _check_interval(parts: dict[str, Any], name: str) -> None:
-    """Changes are seen at once, so the interval has no effect.
-
-    An invalid interval is still an error.
-    """
+    """Check the interval, which has no effect, because changes are seen at once."""
     where = f"{name}: periodicUpdateInterval"
     if "periodicUpdateInterval" in parts and "configList" not in parts:
-        raise DocumentError(f"{where}: goes with configList: remove it")
+        raise DocumentError(f"{where}: is only for files with configList: remove it")
     if (interval := parts.get("periodicUpdateInterval")) is not None:
         documents.convert(interval, Annotated[int, msgspec.Meta(ge=0)], where)
 
@@ -177,7 +175,7 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
     for key, of in _ONLY_OF.items():
         if key in values and mode != of:
             raise DocumentError(
-                f"{where}.{key}: is for mode {of}, this pool's is {mode}: remove it"
+                f"{where}.{key}: is for mode {of}, but this pool has mode {mode}: remove it"
             )
     if "name" not in values:
         raise DocumentError(f'{where}.name: is required: write domain/name, such as "rdma/hca"')
@@ -187,7 +185,7 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
     for key, asks in asking.items():
         if asks and not values.get("rdma", True):
             raise DocumentError(
-                f"{where}.{key}: asks for RDMA devices, but the pool has rdma: false: remove one"
+                f"{where}.{key}: needs RDMA devices, but the pool has rdma: false: remove one"
             )
     return PoolConfig(
         resource=_resource(values.pop("name"), f"{where}.name"),
@@ -204,10 +202,10 @@ def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
     resource = _prefixed(values, where, prefix, _MELLANOX_NAME)
     amount = values.get("rdmaHcaMax", 0)
     if not 0 <= amount <= extended_resources.MOST_IDS:
-        most = f"is more than the kubelet takes ({extended_resources.MOST_IDS})"
+        most = f"is more than the kubelet accepts ({extended_resources.MOST_IDS})"
         why = "is below 0" if amount < 0 else most
         raise DocumentError(
-            f"{where}.rdmaHcaMax: {amount}: {why}: write how many pods share the HCAs"
+            f"{where}.rdmaHcaMax: {amount}: {why}: write the number of pods that share the HCAs"
         )
     chosen = Selector()
     if "selectors" in values:
@@ -218,7 +216,7 @@ def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
     if (chosen == Selector()) is not bool(names):
         if names:
             raise DocumentError(f"{where}: both selectors and devices are set: remove devices")
-        raise DocumentError(f"{where}: selectors is missing or empty: set a key")
+        raise DocumentError(f"{where}: selectors is missing or empty: set a key such as ifNames")
     if names:
         chosen = selectors.parse({"devices": list(names)}, where, {"devices": "ifNames"})
     return PoolConfig(
@@ -273,11 +271,11 @@ def _resource(name: str, where: str) -> str:
 def _prefixed(values: dict[str, Any], where: str, prefix: str, valid: re.Pattern[str]) -> str:
     name = values.get("resourceName", "")
     if not name:
-        raise DocumentError(f"{where}.resourceName: is required")
+        raise DocumentError(f"{where}.resourceName: is required: write a name such as hca")
     if not valid.fullmatch(name):
         raise DocumentError(
-            f"{where}.resourceName: {documents.shown(name)}: contains invalid characters: the "
-            f"domain goes into resourcePrefix, the name is {valid.pattern}"
+            f"{where}.resourceName: {documents.shown(name)}: contains invalid characters: write a "
+            f"name that matches {valid.pattern}, and the domain into resourcePrefix"
         )
     return _resource(f"{values.get('resourcePrefix') or prefix}/{name}", f"{where}.resourceName")
 
@@ -323,19 +321,19 @@ def _additional(info: dict[str, dict[str, str]], where: str) -> dict[str, dict[s
     for key, value in info.items():
         address = key if key == "*" else pci.canonical(key)
         if address is None:
-            raise DocumentError(f'{where}.{key}: is neither an address nor "*"')
+            raise DocumentError(f'{where}.{key}: is neither an address nor "*": write one of these')
         by_address[address] = value
     return by_address
 
 
 class _Form(msgspec.Struct, frozen=True):
     key: str  # of the list, at the top of the file
-    read: Callable[[object, str, str], PoolConfig]  # an entry, its path, the domain
-    prefix: str = ""  # the domain of entries without one; "" where the names have it
+    read: Callable[[object, str, str], PoolConfig]  # arguments: an entry, its path, the domain
+    prefix: str = ""  # the domain of entries without a domain; "": names have domains
 
 
 # In the order in which they choose HCAs. The order of the keys in the file does not count, because
-# programs may sort them. The shared plugin's pools come last: they offer HCAs of other pools, too.
+# programs may sort them. The shared plugin's pools come last: they also offer HCAs of other pools.
 _FORMS = (
     _Form("pools", _own),
     _Form("resourceList", _sriov, "intel.com"),

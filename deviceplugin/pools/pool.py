@@ -1,6 +1,6 @@
 """Assigns HCAs to pools and makes the device ids of each pool.
 
-docs/use/devices.md describes the rules. Only `used_netdevs` reads from the system.
+docs/use/devices.md describes the rules. Only `used_netdevs` reads system files.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,17 +21,17 @@ _UP, _REJECT = 0x1, 0x200  # RTF_UP, RTF_REJECT (include/uapi/linux/route.h)
 
 class Slot(msgspec.Struct, frozen=True):
     id: DeviceId
-    hcas: tuple[str, ...]  # the ids of the HCAs that its holder gets
+    hcas: tuple[str, ...]  # the ids of the HCAs that the slot's holder gets
     numa: tuple[int, ...]  # sorted; () if unknown or switched off
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A resource and the HCAs and ids that it offers now, both in the order of the HCAs' ids."""
+    """A resource, and the HCAs and ids that it offers now, in the order of the HCAs' ids."""
 
     config: PoolConfig
     hcas: tuple[HCA, ...]
     slots: tuple[Slot, ...]
-    left: dict[str, str] = {}  # why it does not offer each other HCA: "driver is igb, not one of …"
+    left: dict[str, str] = {}  # by HCA id, why it is not offered: "driver is igb, not …"
     problem: str | None = None  # why there are fewer ids than configured, for the log
 
     def slot(self, id: str) -> Slot | None:
@@ -56,9 +56,9 @@ def pools(
     """The pools with their share of `hcas`, in the configuration's order.
 
     `kept` has the ids of HCAs that containers hold, by resource. A held HCA stays in its pool even
-    if no selector matches any more. No other pool without `overlap` gets this HCA. `used` are the
-    interfaces of the host's default route (`used_netdevs`). `worked` has the ids of HCAs that had a
-    working port at some time: a pool with `only_working` continues to offer them.
+    if no selector matches any more. Another pool gets this HCA only if that pool has `overlap`.
+    `used` are the interfaces of the host's default route (`used_netdevs`). `worked` has the ids of
+    HCAs that had a working port once: a pool with `only_working` continues to offer them.
     """
     made = []
     for pool, taken, left in _shared_out(config, hcas, kept or {}, worked, used):
@@ -70,9 +70,10 @@ def pools(
 
 
 def used_netdevs(paths: Paths) -> frozenset[str]:
-    """The interfaces of this network namespace's IPv4 default routes, and those below them.
+    """The interfaces of this network namespace's IPv4 default routes, and all interfaces below.
 
-    The members of a bond or bridge and the parent of a VLAN are below it (lower_* in sysfs).
+    A bond or bridge has its members below it, and a VLAN has its parent below it (lower_* in
+    sysfs).
     """
     try:
         lines = (paths.proc / "net/route").read_text().splitlines()[1:]
@@ -150,7 +151,7 @@ def _unsuitable(
     named = selector.rdmaDevices or selector.ifNames or selector.drivers
     if hca.software and not (named if pool.selectors else pool.only_working):
         return "it is a software device: rdmaDevices, ifNames or drivers must name it"
-    # If a selector of the pool has isRdma, the rest also match HCAs without an RDMA device.
+    # If a selector has isRdma, selectors without isRdma also match HCAs without an RDMA device.
     needs_rdma = selector.isRdma or not any(other.isRdma for other in pool.selectors)
     if pool.rdma and needs_rdma and not hca.rdma_names:
         return "it has no RDMA device"
@@ -175,7 +176,7 @@ def _in_use(
 
 
 def _pfs_of_taken(pool: PoolConfig, hcas: Iterable[HCA], worked: Collection[str]) -> frozenset[str]:
-    """The PFs of the VFs that the pool takes, or would take if no other pool had them."""
+    """The PFs of the VFs that the pool's selectors take, also if another pool has the VFs."""
     return frozenset(
         hca.pf
         for hca in hcas
@@ -199,8 +200,9 @@ def _slots(config: PoolConfig, hcas: list[HCA]) -> tuple[list[Slot], str | None]
     problem = None
     if per_hca != config.slots:
         problem = (
-            f"{config.resource}: {config.slots} slots of {len(hcas)} HCAs are more than the "
-            f"kubelet accepts ({MOST_IDS}): {per_hca} slots of each are offered: configure fewer"
+            f"{config.resource}: {config.slots} slots of {len(hcas)} HCAs are more ids than the "
+            f"kubelet accepts ({MOST_IDS}): offers {per_hca} slots of each HCA: set slots to "
+            f"{per_hca} or less"
         )
     slots = []
     for hca in hcas:
@@ -217,7 +219,7 @@ def _numa(config: PoolConfig, hcas: Iterable[HCA]) -> tuple[int, ...]:
 
 
 def _default(fields: Sequence[str]) -> str | None:
-    """The interface of a line of /proc/net/route if that is a default route, or `None`."""
+    """The interface of a line of /proc/net/route; `None` if the line is not a default route."""
     try:
         name, destination, _, flags, _, _, _, mask = fields[:8]
         route = int(destination, 16), int(mask, 16), int(flags, 16) & (_UP | _REJECT)

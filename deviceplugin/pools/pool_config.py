@@ -1,4 +1,4 @@
-"""The configuration of pools and its defaults, from any file format (`formats`).
+"""The types and defaults of the configuration of pools, for all file formats (`formats`).
 
 docs/use/devices.md describes every key.
 """
@@ -18,7 +18,7 @@ Placement = Literal["spread", "pack"]
 
 _FOREIGN = ("configList", "periodicUpdateInterval", "resourceList")
 PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", *_FOREIGN)
-"""The top-level keys of config.yaml. The last three belong to other plugins' files."""
+"""The top-level keys of config.yaml. The keys in `_FOREIGN` are from other plugins' files."""
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,20 +26,20 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     resource: str  # "rdma/hca"
     mode: Mode = "shared"
-    amount: int = 1  # mode "all": how many containers may hold the pool at a time
-    slots: int = 64  # mode "shared": how many containers may hold one HCA at a time
+    amount: int = 1  # mode "all": most containers that hold the pool at a time
+    slots: int = 64  # mode "shared": most containers that hold one HCA at a time
     placement: Placement = "spread"
     selectors: tuple[Selector, ...] = ()  # tried in order; () selects every HCA
-    functions: Literal["any", "pci", "auxiliary"] = "any"  # "pci" excludes SFs and software
-    rdma: bool = True  # containers get the verbs devices of its HCAs
+    functions: Literal["any", "pci", "auxiliary"] = "any"  # "pci" excludes SFs and software HCAs
+    rdma: bool = True  # containers get the verbs devices of the HCAs
     umad: bool = False
     issm: bool = False
     cdi: bool = False
     numa: bool = True  # report NUMA nodes to the kubelet
     overlap: bool = False  # may offer HCAs that another pool offers
     only_working: bool = False  # excludes HCAs that never had a working port
-    # PFs whose VFs the pool has, and HCAs of the host's default route: "offered" like any HCA, only
-    # if "named" by a selector, or "left" out. "left" also leaves out all PFs that have VFs.
+    # For PFs whose VFs the pool has, and for HCAs of the host's default route. "offered": like any
+    # HCA. "named": only if a selector names the HCA. "left": never, and no PF that has VFs either.
     used: Literal["offered", "named", "left"] = "offered"
     additional_info: dict[str, dict[str, str]] = {}  # by address, or "*"
 
@@ -53,7 +53,7 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
-    # Not a key of the file: podfabric leaves the node, and serves only holders of parts of GPUs.
+    # Not a key of the file. True: podfabric leaves the node, and serves only holders of GPU parts.
     leaving: bool = False
 
     @property
@@ -71,22 +71,22 @@ DEFAULT = PoolConfig(resource="rdma/hca", mode="shared", only_working=True)
 
 
 def is_part(key: str) -> bool:
-    """Whether config.yaml may have that top-level key. Keys of Go plugins ignore case."""
+    """Whether config.yaml may have the top-level key. The keys of Go plugins ignore case."""
     return key in PARTS or key.lower() in map(str.lower, _FOREIGN)
 
 
 def together_problem(pools: Sequence[PoolConfig], gpus: Sequence[GpuPoolConfig]) -> str | None:
-    """The reason if one node cannot offer all of these pools, or `None`."""
+    """The reason why one node cannot offer all of these pools; `None` if it can."""
     names = [pool.resource for pool in pools] + [name for of in gpus for name in of.resources]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        return f"{twice[0]}: the resource already exists: keep one, or give it another name"
+        return f"{twice[0]}: two pools have this resource: remove one pool, or rename its resource"
     first: dict[str, str] = {}
     for pool in pools:
         other = first.setdefault(pool.variable, pool.resource)
         if other != pool.resource:
             return (
                 f"{other} and {pool.resource}: both would use the environment variable "
-                f"PCIDEVICE_{pool.variable}: give one another name"
+                f"PCIDEVICE_{pool.variable}: rename one resource"
             )
     return None

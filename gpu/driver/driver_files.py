@@ -1,9 +1,9 @@
-"""The files of NVIDIA's driver on a node, and the mounts of them and of the shims in a container.
+"""Finds the files of NVIDIA's driver, and lists the mounts of driver and shims in a container.
 
-Each shim is mounted over all names of the driver's library. The driver's own file is mounted under
-another name, outside of the loader's directories. The shim links to that name
-(docs/developers/gpu-library.md).
-Libraries are mounted into the directories of both Debian and Red Hat, for any image.
+In the container, each shim has all names of the driver's library that it replaces. The driver's own
+library is mounted at a path outside of the loader's directories, and the shim is linked with this
+path (docs/developers/gpu-library.md). The library directories of both Debian and Red Hat get the
+mounts, so images of both families find the libraries.
 
 Sources: ld.so(8); nvc_info.c of libnvidia-container for the names of libraries.
 """
@@ -26,20 +26,21 @@ DIRECTORIES = (
     *(f"usr/lib/{TRIPLET}", "usr/lib64", f"usr/lib/{TRIPLET}/nvidia/current"),
     *(f"lib/{TRIPLET}", "lib64", "usr/lib", "lib"),
 )
-# Libraries that libcuda itself loads, and cuda-gdb's. Left out: graphics, video, OpenCL.
+# Libraries that libcuda or cuda-gdb loads. Libraries for graphics, video and OpenCL are left out.
 OTHERS = (
     *("libcudadebugger.so", "libnvidia-gpucomp.so", "libnvidia-nvvm.so", "libnvidia-nvvm70.so"),
     *("libnvidia-pkcs11.so", "libnvidia-pkcs11-openssl3.so", "libnvidia-ptxjitcompiler.so"),
 )
 TOOL = "usr/bin/nvidia-smi"
 INSIDE = (f"/usr/lib/{TRIPLET}", "/usr/lib64")
-"""Where the loader of an image searches: Debian's family and Red Hat's."""
+"""The directories that the loader searches in images of Debian's and of Red Hat's family."""
 
 REAL = {
     CUDA: "/usr/lib/podfabric/libpfcuda-real.so.1",
     NVML: "/usr/lib/podfabric/libpfnvidia-ml-real.so.1",
 }
-"""The path that each shim links to (tools/build_shim.py)."""
+"""The paths of the driver's own libraries, with which the shims are linked (tools/build_shim.py).
+"""
 
 _SHIMS = {CUDA: CUDA_SHIM, NVML: NVML_SHIM}
 _MOST_LINKS = 40  # as in the kernel's path lookup
@@ -67,7 +68,10 @@ class InstalledDriver(msgspec.Struct, frozen=True):
 
 
 def resolved(root: Path, path: str) -> str | None:
-    """The target of a path below `root` as in a chroot there; `None` if it does not exist."""
+    """Follow the links in a path below `root` as chroot(2) to `root` does.
+
+    Returns the path below `root` without links, or `None` if it does not exist.
+    """
     done: list[str] = []
     pending = path.split("/")[::-1]
     links = 0
@@ -95,7 +99,7 @@ def resolved(root: Path, path: str) -> str | None:
 
 
 def library(root: Path, soname: str) -> Path | None:
-    """The file of a library such as "libnvidia-ml.so.1"; `None` if there is none."""
+    """The file of a library such as "libnvidia-ml.so.1"; `None` if the driver has no such file."""
     found = _first(root, soname)
     return root / found[1] if found is not None else None
 
@@ -105,7 +109,8 @@ def installed(root: Path) -> InstalledDriver:
     found = _first(root, f"{CUDA}.1")
     if found is None:
         raise HostError(
-            f"no {CUDA}.1 below {root}: install NVIDIA's driver, or set gpuLimits.driverRoot"
+            f"no {CUDA}.1 below {root}: install NVIDIA's driver, or set gpuLimits.driverRoot to "
+            "the driver's directory"
         )
     linked, file = found
     version = PurePosixPath(file).name.removeprefix(f"{CUDA}.")
@@ -114,7 +119,7 @@ def installed(root: Path) -> InstalledDriver:
     for name in (CUDA, NVML):
         if not any(library.name == name for library in libraries):
             raise HostError(
-                f"{root}/{file} is there without {name}.{version}: install the whole driver"
+                f"{root} has the driver's {file} but no {name}.{version}: install the whole driver"
             )
     return InstalledDriver(libraries, resolved(root, TOOL) or "")
 
@@ -142,7 +147,7 @@ def shared(driver: InstalledDriver, root: Path, shims: Path) -> tuple[SharedFile
 
 
 def _first(root: Path, soname: str) -> tuple[str, str] | None:
-    """The directory that has a library's name, and the file that the name leads to."""
+    """The first directory that has the name `soname`, and the file that the name leads to."""
     for directory in DIRECTORIES:
         file = resolved(root, f"{directory}/{soname}")
         if file is not None:
@@ -151,7 +156,7 @@ def _first(root: Path, soname: str) -> tuple[str, str] | None:
 
 
 def _libraries(root: Path, directories: Iterable[str], version: str) -> Iterator[DriverLibrary]:
-    """The libraries of that version, each with all of its names."""
+    """The driver's libraries of `version` in `directories`, each with all of its names."""
     entries = [(directory, name) for directory in directories for name in _entries(root, directory)]
     for library_name in (CUDA, NVML, *OTHERS):
         pattern = re.compile(rf"{re.escape(library_name)}(\..+)?")

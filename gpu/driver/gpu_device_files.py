@@ -1,8 +1,9 @@
 """Looks up and checks the device nodes of NVIDIA's driver.
 
-Source: the driver's README, chapter "Known issues" and nvidia-modprobe(1): /dev/nvidiaN for each
-GPU, /dev/nvidiactl and /dev/nvidia-uvm for all of them. nvidia-uvm is made by the first program
-that uses CUDA, or by nvidia-modprobe.
+Each GPU has its own /dev/nvidiaN. All GPUs together have /dev/nvidiactl and /dev/nvidia-uvm. The
+first program that uses CUDA makes /dev/nvidia-uvm, or nvidia-modprobe does.
+
+Sources: the driver's README, chapter "Known issues"; nvidia-modprobe(1).
 """
 
 from collections.abc import Iterable
@@ -24,10 +25,10 @@ _REMEDIES = {
 def of_gpus(
     paths: Paths, minors: Iterable[int], optional: Iterable[str] = TOOLS
 ) -> tuple[DeviceNode, ...]:
-    """The device nodes for these GPUs, each once, those of the GPUs first.
+    """The device nodes for the GPUs with these minor numbers, each once; /dev/nvidiaN come first.
 
-    Leaves out nodes of `optional` that the host lacks. Raises HostError if another node is missing
-    or is not a character device.
+    Leaves out nodes of `optional` that the host lacks. Raises HostError if a required node is
+    missing or a node is not a character device.
     """
     names = [f"nvidia{minor}" for minor in sorted(set(minors))]
     present = [name for name in optional if (paths.dev / name).exists()]

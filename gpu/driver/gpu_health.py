@@ -1,8 +1,8 @@
-"""The health of GPUs by NVML: errors that only a reset of the GPU ends.
+"""Finds GPUs with errors that only a reset of the GPU ends. NVML reports the errors.
 
-docs/use/gpus.md lists the faults. The driver keeps no list of Xids. A fault by an Xid lasts until
-the GPU shows signs of a reset: a counter of errors that went down, the end of the driver's request
-for a reset, or a GPU or driver that was absent.
+docs/use/gpus.md lists the faults. The driver reports an Xid only once. So a fault from an Xid lasts
+until one of these signs of a reset: a counter of errors went down, the driver no longer requests a
+reset, or the GPU or the driver was absent.
 
 Sources: nvml.h; NVIDIA's "Xid Errors"; the Xids that NVIDIA's k8s-device-plugin skips.
 """
@@ -14,7 +14,7 @@ from contextlib import suppress
 from gpu.driver.nvml import Nvml, NvmlError
 
 OF_APPLICATIONS = frozenset((13, 31, 43, 45, 68, 109))
-"""Xids that a faulty program causes, while the GPU is healthy."""
+"""Xids that a faulty program causes on a healthy GPU."""
 
 REMEDY = "drain the node and reset the GPU (nvidia-smi --gpu-reset)"
 _LOST, _RESET_REQUIRED = 15, 16  # nvmlReturn_t
@@ -34,7 +34,7 @@ class GpuHealth:
         self._driver: Nvml | None = None
         self._watched: set[str] = set()  # GPUs registered for events
         self._by_events: dict[str, str] = {}  # faults that events reported, by UUID
-        self._counts: dict[str, tuple[int, int]] = {}  # errors and recovery action, last time
+        self._counts: dict[str, tuple[int, int]] = {}  # errors and recovery action before
 
     def look(self, driver: Nvml, present: Iterable[str]) -> None:
         """Update `faults` for the GPUs in `present`."""
@@ -65,12 +65,12 @@ class GpuHealth:
             errors, action = driver.uncorrected_errors(uuid), driver.recovery_action(uuid)
         except NvmlError as error:
             if error.code not in (_LOST, _RESET_REQUIRED):
-                return self.faults.get(uuid)  # unknown for now
+                return self.faults.get(uuid)  # unknown now: the last known fault stays
             return f"the driver has lost the GPU ({error}): {REMEDY}"
         errors_before, action_before = self._counts.get(uuid, (0, 0))
         self._counts[uuid] = errors, action
         if errors < errors_before or (action_before and not action):
-            self._by_events.pop(uuid, None)  # it was reset
+            self._by_events.pop(uuid, None)  # the GPU was reset
         fault = self._by_events.get(uuid)
         if errors:
             fault = f"{errors} uncorrectable memory errors"

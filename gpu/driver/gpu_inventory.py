@@ -1,8 +1,8 @@
-"""The GPUs that this node can offer, and the faults of those that it cannot offer now.
+"""The GPUs of this node, and the faults of the GPUs that the node cannot offer now.
 
-GPUs are read from the driver's /proc files; only the memory size needs NVML. A GPU is listed once
-its device nodes exist. It then stays listed, with its fault, while the driver shows it or a
-container holds it: the kubelet must not forget a device that a container has.
+The list comes from the driver's /proc files; only the memory sizes need NVML. A GPU is listed once
+its device nodes exist. The GPU then stays listed, with its fault, while the driver shows the GPU or
+a container holds it. Otherwise the kubelet would remove a device that a container has.
 """
 
 import logging
@@ -24,7 +24,7 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of a GPU, in bytes."""
 
     total: int
-    reserved: int = 0  # by the driver and its firmware; no program can allocate it
+    reserved: int = 0  # for the driver and its firmware; no program can allocate these bytes
 
     @property
     def usable(self) -> int:
@@ -32,13 +32,13 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MemorySource = Callable[[], Mapping[str, GpuMemory]]
-"""Returns the memory of each GPU by UUID, as NVML reports it. Raises HostError if it fails."""
+"""Returns the memory of each GPU by UUID, as NVML reports it. Raises HostError if NVML fails."""
 
 
 class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GPU
     minor: int  # N in /dev/nvidiaN
-    fault: str | None = None  # why no container can get it now
+    fault: str | None = None  # why no container can get the GPU now
     memory: GpuMemory | None = None  # `None`: unknown
 
     @property
@@ -47,11 +47,11 @@ class NodeGPU(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _MEMORY = "the memory of the GPUs is not known"
-NOT_KEPT = "its limits cannot be kept: "
+NOT_KEPT = "the node cannot enforce its limits: "
 
 
 class LimitedGPU(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU of which containers get shares with limits."""
+    """A GPU that a pool offers as shares with limits."""
 
     uuid: str
     minor: int  # N in /dev/nvidiaN
@@ -74,10 +74,10 @@ class GpuInventory:
         self._memory: dict[str, GpuMemory] = {}  # by UUID
         self._problems = Problems(_log)
         self._lock = threading.Lock()
-        self._ready: set[str] = set()  # addresses of GPUs that were healthy once
+        self._ready: set[str] = set()  # addresses of GPUs that had all their device nodes once
 
     def look(self, held: Iterable[GPU] = ()) -> list[NodeGPU]:
-        """The GPUs, sorted by minor number. Containers hold the GPUs in `held`."""
+        """List the GPUs, sorted by minor number. `held` has the GPUs that containers hold."""
         with self._lock:
             present = {gpu.address: gpu for gpu in self._gpus.read()}
             self._learn()
@@ -111,11 +111,11 @@ class GpuInventory:
             return sorted(kept, key=lambda node: node.minor)
 
     def was_ready(self, gpu: GPU) -> bool:
-        """Whether a `look` found the GPU healthy."""
+        """Whether an earlier `look` found all device nodes of the GPU."""
         return gpu.address in self._ready
 
     def _learn(self) -> None:
-        """Read the memory sizes. The sizes are kept while the driver is reloaded."""
+        """Read the memory sizes. Known sizes stay while the driver is reloaded."""
         try:
             self._memory |= self._source()
             self._problems.tell(_MEMORY, None)

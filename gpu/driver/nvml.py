@@ -1,7 +1,8 @@
-"""NVML, the driver's library: memory and time that processes use of each GPU, and its health.
+"""Queries NVML, the driver's library: the use of each GPU by processes, and errors of GPUs.
 
-`open_driver` loads NVML and nvidia-ml-py, so a node without GPUs saves the 17 MB of nvidia-ml-py. A
-call may block for long if a GPU has a fault: no other work may wait for it.
+Only `open_driver` loads NVML and nvidia-ml-py, so a node without GPUs saves the 17 MB of
+nvidia-ml-py. A call may block for a long time if a GPU has a fault: no other work may wait for the
+call.
 
 Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 """
@@ -23,11 +24,11 @@ NOT_FOUND = 6
 _SUCCESS, _INSUFFICIENT_SIZE, _FUNCTION_NOT_FOUND = 0, 7, 13
 _MOST_ERRORS = 256  # per call of `errors`
 
-_loading = threading.Lock()  # nvidia-ml-py has one library per process
+_loading = threading.Lock()  # nvidia-ml-py can use one library per process
 
 
 class NvmlError(Exception):
-    """The driver does not answer. `code` is an nvmlReturn_t; 0 if the library cannot be loaded."""
+    """A call of NVML failed. `code` is an nvmlReturn_t; 0 if NVML is not loaded or was closed."""
 
     def __init__(self, text: str, code: int = 0) -> None:
         super().__init__(text)
@@ -43,21 +44,22 @@ class Utilization(msgspec.Struct, frozen=True):
 
 
 def open_driver(driver_root: Path = Path("/")) -> "Nvml":
-    """NVML of the driver installed below `driver_root`. Raises NvmlError if there is none."""
-    # Load by the file name with the version: the loader would take another driver's library under
-    # the same path for the loaded one.
+    """Open NVML of the driver below `driver_root`. Raises NvmlError if NVML is missing or fails."""
+    # Load by the name with the version. After an update of the driver, the loader would take the
+    # name without the version for the library that is already loaded.
     path = library(driver_root, LIBRARY)
     if path is None:
         raise NvmlError(
-            f"no {LIBRARY} below {driver_root}: install NVIDIA's driver, or set the driver's root"
+            f"no {LIBRARY} below {driver_root}: install NVIDIA's driver, or set "
+            "gpuLimits.driverRoot to the driver's directory"
         )
     return Nvml(path)
 
 
 class Nvml:
-    """NVML of one driver, until `close`. A process can use only the `Nvml` that it opened last.
+    """An open NVML of one driver. A process can use only the `Nvml` that it opened last.
 
-    Every method raises NvmlError. GPUs are named by their UUIDs, "GPU-…".
+    Every method raises NvmlError. Each `uuid` is the UUID of a GPU, "GPU-…".
     """
 
     def __init__(self, library: Path) -> None:
@@ -82,7 +84,7 @@ class Nvml:
         self.close()
 
     def close(self) -> None:
-        """Close the driver. Later calls in any thread raise NvmlError."""
+        """Close NVML. Later calls in any thread raise NvmlError."""
         self._closed = True  # the handles are invalid in the next driver's library
         with _loading:
             self._call(self._nvml.nvmlShutdown)
@@ -92,13 +94,13 @@ class Nvml:
         return str(self._call(self._nvml.nvmlSystemGetDriverVersion))
 
     def uuids(self) -> list[str]:
-        """The GPUs in the driver's order (by PCI address), except unreadable ones."""
+        """The UUIDs of the GPUs in the order of their PCI addresses. Leaves out unreadable GPUs."""
         uuids = []
         for index in range(int(self._call(self._nvml.nvmlDeviceGetCount))):
             try:
                 handle = self._call(self._nvml.nvmlDeviceGetHandleByIndex, index)
                 uuid = str(self._call(self._nvml.nvmlDeviceGetUUID, handle))
-            except NvmlError:  # it has fallen off the bus
+            except NvmlError:  # the GPU has fallen off the bus
                 continue
             self._handles[uuid] = handle
             uuids.append(uuid)
@@ -112,7 +114,7 @@ class Nvml:
     def processes(self, uuid: str) -> dict[int, int]:
         """Bytes that each process uses on the GPU, by pid in this pid namespace; 0: unknown.
 
-        A process that computes and draws is in two of the driver's lists, with its total in each.
+        A process that computes and draws is in two of the driver's lists. Each list has its total.
         """
         used: dict[int, int] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
@@ -124,7 +126,7 @@ class Nvml:
 
     def utilization(self, uuid: str, since_us: int) -> list[Utilization]:
         """Samples that are newer than `since_us` of the driver's clock (0: all)."""
-        for attempt in range(3):  # a sample may arrive between the call for the size and the next
+        for attempt in range(3):  # a sample may arrive after the size was queried
             try:
                 samples = self._of(uuid, self._nvml.nvmlDeviceGetProcessUtilization, since_us)
             except NvmlError as error:
@@ -148,7 +150,10 @@ class Nvml:
         self._of(uuid, self._nvml.nvmlDeviceRegisterEvents, types, self._events)
 
     def errors(self) -> list[tuple[str, int | None]]:
-        """New errors of the watched GPUs: UUID and Xid; `None` for an uncorrectable ECC error."""
+        """New errors of the watched GPUs: UUID and Xid.
+
+        An uncorrectable ECC error has `None` instead of an Xid.
+        """
         found: list[tuple[str, int | None]] = []
         while self._events is not None and not self._closed and len(found) < _MOST_ERRORS:
             try:
@@ -161,19 +166,19 @@ class Nvml:
         return found
 
     def uncorrected_errors(self, uuid: str) -> int:
-        """Memory errors since the last reset; 0 if the GPU does not count them."""
+        """Uncorrected memory errors since the last reset; 0 if the GPU does not count these."""
         uncorrected = self._nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
         count = self._nvml.nvmlDeviceGetTotalEccErrors
         return int(self._known(uuid, count, uncorrected, self._nvml.NVML_VOLATILE_ECC) or 0)
 
     def recovery_action(self, uuid: str) -> int:
-        """The recovery action that the driver requests; 0 if it requests none or cannot report."""
+        """The recovery action that the driver requests; 0 if no request is known."""
         field = self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
         fields = self._known(uuid, self._nvml.nvmlDeviceGetFieldValues, [field])
         return int(fields[0].value.uiVal) if fields and fields[0].nvmlReturn == _SUCCESS else 0
 
     def _known(self, uuid: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
-        """The function's result; `None` if the driver or the GPU does not support it."""
+        """The function's result; `None` if the driver or the GPU does not support the function."""
         try:
             return self._of(uuid, function, *arguments)
         except NvmlError as error:

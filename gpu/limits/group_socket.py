@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gpu.limits import processes
 
-BACKLOG = 512  # above the slots of a group: the kernel refuses no process that may register
-BURST = 1024.0  # clients of a group after a pause
+BACKLOG = 512  # more than a group has slots: the kernel refuses no process that may register
+BURST = 1024.0  # clients of a group that the agent accepts at once after a pause
 PATIENCE = 30.0  # seconds for a request: a client on a busy node may be slow
 _SO_PEERPIDFD = 77  # asm-generic/socket.h; Linux 6.5
 
@@ -26,7 +26,7 @@ class GroupSocket:
     socket: socket.socket
     accepting: bool = False
     clients: int = 0
-    budget: float = BURST  # clients that it may accept now
+    budget: float = BURST  # clients that the agent may accept now
 
 
 @dataclass(eq=False)
@@ -45,21 +45,21 @@ def peer(connection: socket.socket) -> tuple[int, int] | None:
     pid, _, _ = struct.unpack("iII", credentials)
     if pid <= 0:
         _log.error(
-            "GPUs: a process connected that this agent cannot see: run the agent in the host's pid "
+            "GPUs: the agent cannot see a process that connected: run the agent in the host's pid "
             "namespace (hostPID)"
         )
         return None
     try:
         return pid, connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
-        if error.errno != errno.ENOPROTOOPT:  # it has ended
+        if error.errno != errno.ENOPROTOOPT:  # the process has ended
             return None
         pidfd = processes.pidfd_of(pid)  # Linux before 6.5
         return (pid, pidfd) if pidfd is not None else None
 
 
 def listen(directory: Path) -> socket.socket:
-    """Open agent.sock; replace an earlier agent's socket. Raises OSError."""
+    """Open agent.sock in `directory`; replace an earlier agent's socket. Raises OSError."""
     parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:

@@ -6,9 +6,10 @@ The directory of a group has
     region       mounted read-write as /run/podfabric/gpu/region
     agent/       mounted read-only as /run/podfabric/gpu/agent; it has the agent's socket
 
-It is on a tmpfs, below a directory that only root can enter. The two files are created complete and
-then only written in place, since a mount stays with its first file. The tenant can write to the
-region, so the region has its own file system (`region_tmpfs`).
+The directory is on a tmpfs, below a directory that only root can enter. Both files are created with
+their full content. After that they are only written in place, because a mount keeps showing the
+file that was mounted. The tenant can write to the region, so the region has its own file system
+(`region_tmpfs`).
 """
 
 import os
@@ -54,16 +55,17 @@ class Groups:
         self._lock = locks.locked(
             lock, "the limits of GPUs", _PATIENCE, keep=True, pause=0.001, stay_open=True
         )
-        self._thread_lock = threading.RLock()  # guards the following
+        self._thread_lock = threading.RLock()  # guards the fields below
         self._known: dict[str, GroupFiles] = {}
-        self._opened: dict[str, LimitsFile] = {}  # by group; open, so that no tenant gets a lease
+        self._opened: dict[str, LimitsFile] = {}  # by group; an open file stops leases
         self._opening: set[str] = set()  # groups whose file a tenant has leased
 
     def make(self, group: str, limit: Limit) -> Path:
         """Make or change a group before its container starts. Returns its directory.
 
-        The files of a group on the same GPU stay, with the allocations of its processes, and get
-        the new limit. Other files are replaced, unless a process uses them.
+        Undamaged files for the same GPU stay, with the allocations of the group's processes, and
+        get the new limit. Other files are replaced. Raises GroupError if a living process uses
+        files that must be replaced.
         """
         limits_file.check_limit(group, limit)
         directory = self.root / group
@@ -71,7 +73,7 @@ class Groups:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             sockets = directory / "agent"
             sockets.mkdir(exist_ok=True)
-            sockets.chmod(0o755)  # despite the umask: any user of the container looks the socket up
+            sockets.chmod(0o755)  # despite the umask: any user of the container may use it
             if not self._keep(group, limit):
                 self._replace(group, limit)
                 self._open(group)
@@ -83,7 +85,7 @@ class Groups:
         limits_file.check_name(group)
         directory = self.root / group
         with self._exclusive():
-            # `limits` first: without it the directory is not a group, even after a kill.
+            # Remove `limits` first: if a kill follows, a directory without `limits` is not a group.
             for name in ("limits", "agent/agent.sock", "agent/.new"):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     files.remove(directory / name, durable=False)
@@ -127,7 +129,7 @@ class Groups:
         return Region(f"{self.root}/{group}/region", of.allocation)
 
     def set_compute(self, group: str, kappa: float, settled: float) -> None:
-        """Set the factor of estimated costs, and the GPU time settled so far.
+        """Set `kappa`, the factor of estimated costs, and `settled`, the GPU time settled so far.
 
         `settled` is in seconds. A positive value delays the group's launches.
         """
@@ -138,14 +140,14 @@ class Groups:
             )
 
     def settle(self, group: str) -> None:
-        """Write the limit again: this completes the change of a killed agent."""
+        """Write the limit again, which completes a change that a killed agent began."""
         with self._exclusive():
             opened = self._open(group)
             limit = opened.limit()
             self._write(opened, Limit(limit.uuid, limit.memory_bytes, limit.compute_share))
 
     def register(self, group: str, slot: int, host_pid: int, start_time: int) -> Registered:
-        """Enter a living process into a slot, with a new registration number."""
+        """Record a living process in a slot, with a new registration number."""
         with self._exclusive():
             opened = self._open(group)
             previous = opened.process(slot)
@@ -159,7 +161,10 @@ class Groups:
             return registered
 
     def mark_dead(self, group: str, registrations: Mapping[int, int]) -> None:
-        """Mark the processes with these registrations dead, by slot. Later ones stay."""
+        """Mark the processes with these registrations dead, by slot.
+
+        A process that registered later in the same slot stays alive.
+        """
         self._change(
             group,
             registrations,
@@ -167,7 +172,7 @@ class Groups:
         )
 
     def set_overheads(self, group: str, overheads: Mapping[int, Registered]) -> None:
-        """Enter the measured overheads of living processes, by slot."""
+        """Record the measured overheads of living processes, by slot."""
         self._change(
             group,
             {slot: measured.registration for slot, measured in overheads.items()},
@@ -200,7 +205,7 @@ class Groups:
         try:
             opened = self._open(group)
         except GroupError:
-            if group in self._opening:  # a tenant's lease, which ends
+            if group in self._opening:  # a tenant's lease delays the opening
                 raise
             return False
         try:
@@ -214,8 +219,8 @@ class Groups:
         alive = [process.host_pid for process in opened.processes().values() if process.alive]
         if alive:
             raise GroupError(
-                f"group {group}: processes {alive} still use its files, which are of another GPU "
-                "or damaged: end them first"
+                f"group {group}: its files are damaged or for another GPU, but processes {alive} "
+                "still use its files: end these processes first"
             )
         return False
 
@@ -223,7 +228,7 @@ class Groups:
         directory = self.root / group
         allocation = os.urandom(16)
         content = limits_file.content_of(limit, allocation)
-        # `limits` last: a kill before that leaves no group.
+        # Write `limits` last: a kill before the write leaves no group.
         files.remove(directory / "limits", durable=False)
         self._forget(group)
         self._regions.put(directory / "region", region.content_of(allocation))
@@ -237,7 +242,7 @@ class Groups:
         )
 
     def _open(self, group: str) -> LimitsFile:
-        """The open `limits` of a group. The caller has a lock."""
+        """The open file `limits` of a group. The caller holds `_thread_lock`."""
         path = f"{self.root}/{group}/limits"  # a Path costs more
         opened = self._opened.get(group)
         if opened is not None and opened.is_at(path):
@@ -272,7 +277,7 @@ class Groups:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Let one writer on this node in: for a while an old and a new agent both write."""
+        """Admit one writer on this node. An old and a new agent may both run during an update."""
         with self._thread_lock:
             try:
                 self._lock.acquire()

@@ -1,8 +1,8 @@
-"""Limits of a group, and its file `limits`, which its containers read and only the agent writes.
+"""The limits of a group, in its file `limits`. Only the agent writes the file; processes read it.
 
 A writer makes the sequence number odd, changes the content, and makes the number even again. Each
-pwrite(2) holds the inode's lock, which orders the writes on every architecture. After a killed
-writer the next one makes the number even. Only one writer may write at a time: see `Groups`.
+pwrite(2) holds the inode's lock, which orders the writes on every architecture. After a writer was
+killed, the next writer makes the number even. Only one writer may write at a time: see `Groups`.
 """
 
 import os
@@ -19,8 +19,8 @@ from base import files
 from gpu.gpu_pool import CONTEXT_RESERVE
 from gpu.limits import layout
 
-SHARES = 10_000  # a share of 1 in the file
-KAPPA = 1 << 16  # a kappa of 1 in the file
+SHARES = 10_000  # the number in the file for a share of 1
+KAPPA = 1 << 16  # the number in the file for a kappa of 1
 BURST = 20_000_000  # ns
 MOST_DEBT = 60_000_000_000  # ns
 
@@ -30,7 +30,7 @@ _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
 class LimitsInvalid(Exception):
-    """The file does not exist, or this version did not write it. The text names it."""
+    """The file does not exist, or this version did not write it. The text names the file."""
 
 
 class LimitsLeased(LimitsInvalid):
@@ -45,13 +45,13 @@ class Limit(msgspec.Struct, frozen=True):
     """The limit of a group on its GPU, and the parameters of its compute share."""
 
     uuid: str  # "GPU-…"
-    memory_bytes: int  # of all its processes together
+    memory_bytes: int  # of all processes of the group together
     compute_share: float  # of the GPU's time, in (0, 1]
     context_bytes: int = CONTEXT_RESERVE  # charged for a context until it is measured
     kappa: float = 1.0  # factor of estimated costs
     burst_ns: int = BURST
     most_debt_ns: int = MOST_DEBT
-    settled_ns: int = 0  # GPU time to pay in addition to launches; negative: refunded
+    settled_ns: int = 0  # GPU time to pay in addition to launches; negative: a refund
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,11 +65,12 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitsFile:
-    """An open `limits`. `__init__` raises LimitsInvalid; methods raise OSError too.
+    """An open file `limits`. `__init__` raises LimitsInvalid; methods raise OSError too.
 
     The caller ensures that there is one writer at a time. While the file is open for writing, no
     tenant can take a lease of it (fcntl(2), F_SETLEASE). With `waits` the constructor waits for the
-    end of a tenant's lease: the kernel ends it within /proc/sys/fs/lease-break-time seconds (45).
+    end of a tenant's lease. The kernel ends the lease within /proc/sys/fs/lease-break-time seconds,
+    which is 45 by default.
     """
 
     def __init__(self, path: Path | str, *, waits: bool = False) -> None:
@@ -77,19 +78,22 @@ class LimitsFile:
         try:
             self._descriptor = os.open(path, flags)
         except BlockingIOError:
-            raise LimitsLeased(f"{path}: a process of the container holds a lease of it") from None
+            raise LimitsLeased(
+                f"{path}: a process of the container holds a lease of it: the kernel ends the "
+                "lease soon; try again"
+            ) from None
         except OSError as error:
             raise LimitsInvalid(f"{path}: {error.strerror}") from None
         try:
             status = os.fstat(self._descriptor)
             self._place = status.st_dev, status.st_ino
             if status.st_size != layout.LIMITS_SIZE:
-                text = f"has {status.st_size} bytes, expected {layout.LIMITS_SIZE} in this version"
-                raise LimitsInvalid(f"{path}: {text}")
+                text = f"has {status.st_size} bytes, but this version writes {layout.LIMITS_SIZE}"
+                raise LimitsInvalid(f"{path}: {text}: delete the pod")
             header = self.header()
             expected = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
             if (header.magic, header.version, header.size) != expected:
-                raise LimitsInvalid(f"{path}: is not of this version")
+                raise LimitsInvalid(f"{path}: another version wrote it: delete the pod")
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -133,7 +137,7 @@ class LimitsFile:
         )
 
     def processes(self) -> dict[int, Registered]:
-        """The entries of processes, by slot; without slots that were never registered."""
+        """The entries of processes, by slot. Leaves out slots that were never registered."""
         content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
         registrations = memoryview(content).cast("Q")[:: _PROCESS // 8]  # each entry's first field
         return {
@@ -143,7 +147,7 @@ class LimitsFile:
         }
 
     def process(self, slot: int) -> Registered | None:
-        """The entry of one slot; `None` if it was never registered."""
+        """The entry of one slot; `None` if the slot was never registered."""
         content = self._read(layout.PROCESS_AT + slot * _PROCESS, _PROCESS)
         registered = self._registered(content, 0)
         return registered if registered.registration else None
@@ -151,9 +155,10 @@ class LimitsFile:
     def write(
         self, limit: Limit | None = None, processes: Mapping[int, Registered] | None = None
     ) -> None:
-        """Change the limit and the entries of some slots, all at once.
+        """Change the limit and the entries of some slots in one change.
 
-        Writes nothing if the content is the same: after each change all processes read the file.
+        Writes nothing if the content stays the same, because all processes read the file again
+        after each change.
         """
         changes = [(layout.GPU_AT, _gpu(limit))] if limit is not None else []
         for slot, process in (processes or {}).items():
@@ -162,11 +167,11 @@ class LimitsFile:
         is_whole = sequence % 2 == 0
         if is_whole and all(self._read(at, len(content)) == content for at, content in changes):
             return
-        odd = sequence | 1  # odd already after a killed writer
+        odd = sequence | 1  # already odd if a writer was killed
         files.write_at(self._descriptor, struct.pack("<Q", odd), _SEQUENCE_AT)
         for offset, content in changes:
             files.write_at(self._descriptor, content, offset)
-        # Not after an error: readers keep their copy of the last complete content.
+        # An error skips this write: readers then keep their copy of the last complete content.
         even = (odd + 1) % 2**64 or 2
         files.write_at(self._descriptor, struct.pack("<Q", even), _SEQUENCE_AT)
 
@@ -183,7 +188,7 @@ class LimitsFile:
     def _read(self, offset: int, size: int) -> bytes:
         content = os.pread(self._descriptor, size, offset)
         if len(content) != size:
-            raise LimitsInvalid("limits: has become shorter")
+            raise LimitsInvalid("limits: the file is shorter than before")
         return content
 
 
@@ -220,21 +225,22 @@ def _process(process: Registered) -> bytes:
 
 
 def bytes_of(uuid: str) -> bytes:
-    """The 16 bytes of "GPU-…", as in cuDeviceGetUuid. Raises GroupError."""
+    """The 16 bytes of a UUID "GPU-…", as from cuDeviceGetUuid. Raises GroupError."""
     kind, _, number = uuid.partition("-")
     try:
         if kind != "GPU":
             raise ValueError
         return uuids.UUID(number).bytes
     except ValueError:
-        raise GroupError(f"{uuid!r}: expected the UUID of a GPU, GPU-…") from None
+        raise GroupError(f"{uuid!r}: expected the UUID of a GPU, such as GPU-…") from None
 
 
 def check_name(group: str) -> None:
-    """Raise GroupError if this name, which is also a directory's, is invalid."""
+    """Raise GroupError if the name is invalid. A directory has the same name."""
     if not _NAME.fullmatch(group):
         raise GroupError(
-            f"group {group!r}: a name has up to 200 letters, digits, dots, dashes, underscores"
+            f"group {group!r}: the name is invalid: use a letter or digit, then up to 199 letters, "
+            "digits, dots, dashes or underscores"
         )
 
 
@@ -244,11 +250,11 @@ def check_limit(group: str, limit: Limit) -> None:
     bytes_of(limit.uuid)
     if limit.memory_bytes <= CONTEXT_RESERVE:
         raise GroupError(
-            f"group {group}: {limit.uuid}: {limit.memory_bytes} bytes are not enough for a "
-            f"CUDA context: more than {CONTEXT_RESERVE} are needed"
+            f"group {group}: {limit.uuid}: {limit.memory_bytes} bytes of memory are too few for a "
+            f"CUDA context: set more than {CONTEXT_RESERVE}"
         )
     if not 0 < limit.compute_share <= 1:
         raise GroupError(
-            f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0, "
-            "and 1 at most"
+            f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0 "
+            "and at most 1"
         )

@@ -1,4 +1,4 @@
-"""The registered, living processes of all groups. A pidfd of each shows its end."""
+"""The registered, living processes of all groups. A pidfd of each process shows its end."""
 
 import os
 import select
@@ -17,7 +17,7 @@ class LivingProcess:
     pidfd: int
     pid: int
     start_time: int
-    slots: dict[tuple[str, int], int] = field(default_factory=dict)  # registrations
+    slots: dict[tuple[str, int], int] = field(default_factory=dict)  # their registrations
 
 
 class LivingProcesses:
@@ -29,9 +29,9 @@ class LivingProcesses:
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
-        self._lock = threading.Lock()  # guards the following
+        self._lock = threading.Lock()  # guards the fields below
         self._by_pidfd: dict[int, LivingProcess] = {}
-        self._by_pid: dict[int, LivingProcess] = {}  # the same
+        self._by_pid: dict[int, LivingProcess] = {}  # the same processes
         self._holders: dict[tuple[str, int], LivingProcess] = {}  # by group and slot
         # Processes that ended in the last `REMEMBERED` seconds, by pid: the group, and the time.
         self._ended: dict[int, tuple[str, float]] = {}
@@ -48,9 +48,9 @@ class LivingProcesses:
             }
 
     def last_groups_of(self, pids: Iterable[int]) -> dict[int, str]:
-        """The groups of registered processes and of those that ended recently, by pid.
+        """The groups of registered processes and of recently ended processes, by pid.
 
-        The pid of an ended process may belong to another process.
+        By now, the pid of an ended process may belong to another process.
         """
         with self._lock:
             self._forget_ended(time.monotonic())
@@ -67,7 +67,7 @@ class LivingProcesses:
     def watch(
         self, pidfd: int, pid: int, start_time: int, group: str, slot: int, registration: int
     ) -> None:
-        """Watch for the end of the process registered in a slot. Takes the pidfd."""
+        """Watch for the end of the process registered in a slot. Keeps or closes `pidfd`."""
         with self._lock:
             previous = self._holders.pop((group, slot), None)
             if previous is not None:
@@ -97,7 +97,7 @@ class LivingProcesses:
             return holder.slots[group, slot]
 
     def take_ended(self, pidfds: Iterable[int]) -> dict[str, dict[int, int]]:
-        """Drop the ended processes among these. Returns their registrations by group and slot."""
+        """Drop the ended processes of `pidfds`. Returns their registrations by group and slot."""
         dead: dict[str, dict[int, int]] = {}
         now = time.monotonic()
         with self._lock:

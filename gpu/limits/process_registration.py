@@ -1,8 +1,9 @@
 """Registers the processes of groups, and marks them dead in `limits` when they end.
 
-Each group has its own socket, in the directory that its containers see. The kernel identifies the
-connected process (SO_PEERCRED and a pidfd); its container must hold the group. Each group has its
-own backlog, number of clients and rate, so one group cannot delay the clients of another.
+Each group has its own socket, in the directory that its container sees. The kernel identifies the
+connected process (SO_PEERCRED and a pidfd). The container of the process must hold the group. Each
+group has its own backlog, number of clients and rate, so no group can delay the clients of another
+group.
 
 gpu/shim/layout.h describes the protocol.
 """
@@ -29,8 +30,8 @@ from gpu.limits.living_processes import LivingProcesses
 from gpu.limits.region import RegionInvalid
 from gpu.limits.tenants import Tenant, Tenants
 
-CLIENTS = 32  # of a group, that have sent no request yet
-ROUND = 32  # clients of a group that are accepted in turn
+CLIENTS = 32  # most clients of a group that have sent no request yet
+ROUND = 32  # clients of a group that are accepted before another group's turn
 TICK = 0.25  # seconds
 QUIET = 10.0  # seconds between two log lines about a group, or two reports of one refusal
 RATE = 200.0  # clients of a group per second
@@ -39,20 +40,20 @@ _REQUEST = 8  # bytes
 
 _log = logging.getLogger(__name__)
 VERSION = (
-    "got no GPU for a process: its library of podfabric is of another version than the node's "
-    "agent: delete the pod"
+    "got no GPU for a process: podfabric's library in the container and the node's agent have "
+    "different versions: delete the pod"
 )
 STRANGER = (
-    "got no GPU for a process: the agent does not find the process in this container: start it in "
-    "the container itself; if it is there, delete the pod"
+    "got no GPU for a process: the agent does not find the process in this container: start the "
+    "process in the container; if it was started there, delete the pod"
 )
 SLOT = (
-    "got no GPU for a process: another process has its place in /run/podfabric/gpu/region: start "
-    "it again; if that does not help, delete the pod"
+    "got no GPU for a process: another process has its slot in /run/podfabric/gpu/region: start "
+    "the process again; if it gets no GPU then, delete the pod"
 )
 BUSY = (
-    "got no GPU for a process: the agent could not register it, and its log says why: start it "
-    "again"
+    "got no GPU for a process: the agent could not register the process; the agent's log has the "
+    "reason: start the process again"
 )
 _REFUSED = {
     layout.STATUS_VERSION: VERSION,
@@ -63,21 +64,25 @@ _REFUSED = {
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused process: its tenant, and one of the texts above."""
+    """A refused process: its tenant, and the text `VERSION`, `STRANGER`, `SLOT` or `BUSY`."""
 
     tenant: Tenant
     text: str
 
 
 class Refusals:
-    """Logs refusals and passes them to `report`, with a limited rate. Any thread may use it."""
+    """Logs refusals and calls `report` for them, at a limited rate. Any thread may use it."""
 
     def __init__(self, report: Callable[[Refusal], object] = lambda refusal: None) -> None:
         self._report = report
         self._seldom = Seldom()
 
     def report(self, tenant: Tenant, text: str, detail: str = "") -> None:
-        """Report a refusal. `detail` is for the log only. Tenants can cause any number of them."""
+        """Report a refusal. Only the log gets `detail`.
+
+        Drops a refusal that was reported less than `QUIET` seconds ago, because a tenant can cause
+        any number of refusals.
+        """
         if not self._seldom.may_say((tenant.group, text), QUIET):
             return
         pod = f"pod {tenant.pod}, container {tenant.container}"
@@ -93,7 +98,7 @@ class Registrar(StepThread):
         self._groups = groups
         self._tenants = tenants
         self._refusals = refused or Refusals()
-        self._lock = threading.RLock()  # guards the following
+        self._lock = threading.RLock()  # guards the fields below
         self._listeners: dict[int, GroupSocket] = {}  # by descriptor
         self._clients: dict[int, Registrant] = {}
         self._seldom = Seldom()
@@ -105,7 +110,7 @@ class Registrar(StepThread):
         self._ticked = 0.0
 
     def start(self) -> None:
-        """Adopt the processes of an earlier agent, listen on the sockets of all groups, serve."""
+        """Adopt the processes of an earlier agent, and serve the sockets of all groups."""
         self._epoll.register(self._end, select.EPOLLIN)
         self._groups.made, self._groups.removed = self._listen, self._forget
         for group in self._groups.names():
@@ -157,7 +162,7 @@ class Registrar(StepThread):
         return any(listener.group == group for listener in self._listeners.values())
 
     def _adopt(self, group: str) -> None:
-        """Watch the living processes of an earlier agent; mark the ended ones dead."""
+        """Watch the living processes of an earlier agent. Mark the ended processes dead."""
         self._groups.settle(group)
         dead: dict[int, int] = {}
         for slot, known in self._groups.read(group).processes.items():
@@ -179,11 +184,11 @@ class Registrar(StepThread):
         os.eventfd_write(self._end, 1)
 
     def step(self) -> float:
-        """Serve the ready sockets and clients, or wait for one."""
+        """Serve the ready sockets and clients. Waits up to `TICK` seconds for one."""
         ready = [descriptor for descriptor, _ in self._epoll.poll(TICK)]
         with self._lock:
             ended = [fd for fd in ready if fd not in {*self._listeners, *self._clients}]
-        self._mark_dead(self.living.take_ended(ended))  # first: a request may need their slots
+        self._mark_dead(self.living.take_ended(ended))  # first: a request may need the slots
         for descriptor in ready:
             with self._lock:
                 listener = self._listeners.get(descriptor)
@@ -211,7 +216,7 @@ class Registrar(StepThread):
                 self._accept_if_possible(listener)
 
     def _accept_if_possible(self, listener: GroupSocket) -> None:
-        """Accept clients up to the group's limits; the backlog holds the rest."""
+        """Accept clients up to the group's limits. More clients wait in the backlog."""
         possible = listener.clients < CLIENTS and listener.budget >= 1
         if possible and not listener.accepting:
             self._epoll.register(listener.socket, select.EPOLLIN)
@@ -222,14 +227,14 @@ class Registrar(StepThread):
     def _accept(self, listener: GroupSocket) -> None:
         for _ in range(ROUND):
             with self._lock:
-                if listener.socket.fileno() < 0 or not listener.accepting:  # removed meanwhile
+                if listener.socket.fileno() < 0 or not listener.accepting:  # removed by now
                     return
                 try:
                     peer, _ = listener.socket.accept()
                 except BlockingIOError:
                     return
                 except OSError as error:  # no descriptors or memory: the next tick tries again
-                    _log.warning("GPUs: accepting a connection: %s", error.strerror)
+                    _log.warning("GPUs: cannot accept a connection: %s", error.strerror)
                     self._epoll.unregister(listener.socket)
                     listener.accepting = False
                     return
@@ -243,7 +248,7 @@ class Registrar(StepThread):
                 client.awaited = True
 
     def _take(self, client: Registrant) -> bool:
-        """Answer a client's request and close it. Returns False if it must wait for the request."""
+        """Answer a request and close the client. Returns False if no request has arrived."""
         try:
             content = client.socket.recv(_REQUEST + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -260,11 +265,14 @@ class Registrar(StepThread):
         peer = group_socket.peer(client.socket)
         answer = self._registered(client.listener.group, request, *peer) if peer else None
         if answer is not None:
-            with suppress(OSError):  # the client has gone
+            with suppress(OSError):  # the client has closed its socket
                 client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _registered(self, group: str, request: PfRequest, pid: int, pidfd: int) -> PfAnswer | None:
-        """Enter a process in its slot and watch it. Takes the pidfd."""
+        """Register a process in the requested slot. Keeps or closes `pidfd`.
+
+        Returns `None` if the process has ended.
+        """
         status, detail = layout.STATUS_BUSY, ""
         tenant: Tenant | None = None
         try:
@@ -292,7 +300,7 @@ class Registrar(StepThread):
         if tenant is None:
             tenant = next((t for t in self._tenants.listed() if t.group == group), None)
         if tenant is None:
-            self._warn(group, f"no container holds it: process {pid} was refused{detail}")
+            self._warn(group, f"no container holds it: refused process {pid}{detail}")
         else:
             self._refusals.report(tenant, _REFUSED[status], f"process {pid}{detail}")
         return PfAnswer(status)
@@ -300,7 +308,7 @@ class Registrar(StepThread):
     def _is_taken(self, group: str, slot: int, pid: int, start_time: int) -> bool:
         """Whether another living process is registered in the slot and uses it.
 
-        A process whose answer came too late has released the slot.
+        A process that got its answer too late has released the slot.
         """
         registration = self.living.other_holder(group, slot, pid, start_time)
         if registration is None:
@@ -318,7 +326,7 @@ class Registrar(StepThread):
             try:
                 self._groups.mark_dead(group, slots)
             except (GroupError, LimitsInvalid, OSError) as error:
-                self._warn(group, f"processes have ended: {error}")
+                self._warn(group, f"cannot mark ended processes dead: {error}")
                 with self._lock:
                     if self._serves(group):
                         self._unmarked.setdefault(group, {}).update(slots)

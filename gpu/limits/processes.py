@@ -1,4 +1,4 @@
-"""Finds the container of a process of the host, and other facts about processes, in /proc.
+"""Reads facts about processes of the host in /proc, such as the container of a process.
 
 Sources: cgroups(7), proc(5); pkg/kubelet/cm/pod_container_manager_linux.go and
 cgroup_manager_linux.go for the cgroups of pods; containerd's CRI plugin, CRI-O and cri-dockerd for
@@ -26,9 +26,9 @@ _POD = re.compile(
     rf"(?:kubepods-(?:burstable-|besteffort-)?|kubelet-kubepods-[a-z-]*)?{_UID}(?:\.slice)?"
 )
 _CONTAINER = re.compile(r"(?:(?:cri-containerd|crio|docker)-)?([0-9a-f]{64})(?:\.scope)?")
-# containerd with the driver cgroupfs below a kubelet with systemd's
+# containerd with the cgroup driver cgroupfs, below a kubelet with the driver systemd
 _BOTH = re.compile(rf"[a-z-]*{_UID}\.slice:(?:cri-containerd|crio|docker):([0-9a-f]{{64}})")
-_FIRST = ("memory", "devices", "pids", "name=systemd", "")  # hierarchies; "" is cgroup v2
+_FIRST = ("memory", "devices", "pids", "name=systemd", "")  # hierarchies; "": cgroup v2
 
 
 class Container(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 def container_of(pid: int) -> Container | None:
-    """The container of a process; `None` outside of pods or without such a process."""
+    """The container of a process; `None` if the process is in no pod or does not exist."""
     try:
         content = files.read(procfs.name(f"{pid}/cgroup"))
     except OSError:
@@ -69,19 +69,19 @@ def container_in(cgroups: str) -> Container | None:
 
 
 def start_time(pid: int) -> int | None:
-    """The start of the process in clock ticks since the boot; `None` if it does not exist."""
+    """The start of a process in clock ticks since the boot; `None` if it does not exist."""
     fields = _stat(pid)
     return int(fields[19]) if fields is not None else None
 
 
 def parent_of(pid: int) -> int | None:
-    """The pid of its parent, 0 if that is not visible; `None` if the process does not exist."""
+    """The pid of the parent: 0 if it is not visible, `None` if process `pid` does not exist."""
     fields = _stat(pid)
     return int(fields[1]) if fields is not None else None
 
 
 def pidfd_of(pid: int) -> int | None:
-    """A pidfd of a process, which stays with that process; `None` if it has ended."""
+    """A pidfd of a process, which never means a later process; `None` if the process has ended."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -89,7 +89,11 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether the process has ended. If not, facts read by its pid before are about it."""
+    """Whether the process has ended.
+
+    If it has not, all facts that were read by its pid since the opening of the pidfd are about this
+    process.
+    """
     return bool(ended((pidfd,)))
 
 
@@ -110,7 +114,10 @@ def sees_the_host() -> bool:
 
 
 def mounted_region(pid: int) -> Mount | None:
-    """The file mounted as the process' region; `None` if there is none, or too many mounts."""
+    """The file that a process has mounted as its region.
+
+    Returns `None` if the process has no region, or too many mounts.
+    """
     try:
         with open(procfs.name(f"{pid}/mountinfo"), "rb") as file:  # noqa: PTH123
             content = file.read(_MOST_MOUNTINFO + 1)
@@ -118,7 +125,7 @@ def mounted_region(pid: int) -> Mount | None:
         return None
     if len(content) > _MOST_MOUNTINFO:
         return None
-    for line in reversed(procfs.lines(os.fsdecode(content))):  # later mounts lie on earlier ones
+    for line in reversed(procfs.lines(os.fsdecode(content))):  # later mounts hide earlier ones
         if MOUNTED_REGION in line:
             _, _, device, path, point, *_ = line.split(" ", 5)
             if point == MOUNTED_REGION:
@@ -127,7 +134,7 @@ def mounted_region(pid: int) -> Mount | None:
 
 
 def place_of(path: Path) -> Mount:
-    """The place of a file or directory of this process in its file system. Raises OSError."""
+    """The place in its file system of a path that this process sees. Raises OSError."""
     resolved = str(path.resolve(strict=True))
     best, inside = Mount("", "/"), "/"
     for line in procfs.lines(os.fsdecode(files.read("/proc/self/mountinfo"))):
@@ -135,13 +142,16 @@ def place_of(path: Path) -> Mount:
         if "\\" in point:
             point = procfs.unescaped(point)
         below = resolved == point or resolved.startswith(f"{point.rstrip('/')}/")
-        if below and len(point) >= len(inside):  # later mounts lie on earlier ones
+        if below and len(point) >= len(inside):  # later mounts hide earlier ones
             best, inside = Mount(device, procfs.unescaped(root)), point
     return Mount(best.device, str(Path(best.path) / Path(resolved).relative_to(inside)))
 
 
 def _container(path: str) -> Container | None:
-    """The container of the outermost pod in the path: containers may make cgroups of any name."""
+    """The container of the outermost pod in the path of a cgroup.
+
+    Inner cgroups do not count, because a container can make cgroups of any name.
+    """
     components = path.split("/")
     for component, below in zip(components, [*components[1:], ""], strict=True):
         if both := _BOTH.fullmatch(component):
@@ -153,7 +163,7 @@ def _container(path: str) -> Container | None:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat after the program's name, which may have any character."""
+    """The fields of /proc/PID/stat after the program's name. The name may contain any character."""
     try:
         return files.read(procfs.name(f"{pid}/stat")).rpartition(b")")[2].split()
     except OSError:

@@ -1,8 +1,8 @@
-"""The file `region` of a group: the use of the GPU as its processes report it.
+"""The file `region` of a group: the use of the GPU as the group's processes report it.
 
-The tenant can write anything to the file. So it is read with pread(2): a mapping would end in
-SIGBUS if the tenant truncated the file. Numbers are clamped to possible values. They have no effect
-on other groups.
+The tenant can write anything to the file. So the agent reads the file with pread(2): a mapping
+would cause SIGBUS if the tenant truncated the file. Numbers are clamped to possible values. False
+numbers have no effect on another group.
 """
 
 import os
@@ -25,13 +25,13 @@ _FIELDS = struct.Struct("<I28xQ8xQ8x")  # of struct pf_slot: state, registration
 
 
 class RegionInvalid(Exception):
-    """The tenant has damaged its file. The text names the file and the error."""
+    """The file is missing, or the tenant has damaged it. The text names the file and the error."""
 
 
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     """The use of the GPU as the group reports it, in bytes, counts and ns.
 
-    Times are of CLOCK_MONOTONIC and not in the future, except `tat`.
+    Points in time are of CLOCK_MONOTONIC. Only `tat` may be in the future.
     """
 
     used_bytes: int
@@ -60,7 +60,7 @@ class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Region:
-    """An open `region`. Every method raises RegionInvalid.
+    """An open file `region`. Every method raises RegionInvalid.
 
     `allocation` has the 16 bytes from `limits`.
     """
@@ -89,7 +89,7 @@ class Region:
         os.close(self._descriptor)
 
     def use(self) -> RegionUse:
-        """The group's use of its GPU. Counts of slots are those at the opening."""
+        """The group's use of its GPU. Counts of slots are from the opening of the file."""
         gpu = layout.PfGpu.from_buffer_copy(self._read(layout.USE_AT, _GPU))
         now, use = time.monotonic_ns(), {}
         for name in RegionUse.__struct_fields__:
@@ -110,15 +110,15 @@ class Region:
     def _checked(self, allocation: bytes) -> layout.PfRegionHeader:
         size = os.fstat(self._descriptor).st_size
         if size != layout.REGION_SIZE:
-            raise RegionInvalid(f"{self._path}: has {size} bytes and not {layout.REGION_SIZE}")
+            raise RegionInvalid(f"{self._path}: has {size} bytes instead of {layout.REGION_SIZE}")
         content = self._read(0, layout.USE_AT)
         header = layout.PfRegionHeader.from_buffer_copy(content)
         expected = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE, MUTEX_KIND)
         kind = int.from_bytes(bytes(header.mutex[MUTEX_KIND_AT : MUTEX_KIND_AT + 4]), "little")
         if (header.magic, header.version, header.size, kind) != expected:
-            raise RegionInvalid(f"{self._path}: its header was overwritten")
+            raise RegionInvalid(f"{self._path}: a process of the container overwrote its header")
         if bytes(header.allocation) != allocation:
-            raise RegionInvalid(f"{self._path}: belongs to another allocation than its limits")
+            raise RegionInvalid(f"{self._path}: its allocation is not that of the file limits")
         return header
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -127,7 +127,7 @@ class Region:
         except OSError as error:
             raise RegionInvalid(f"{self._path}: {error.strerror}") from None
         if len(content) != size:
-            raise RegionInvalid(f"{self._path}: was made shorter")
+            raise RegionInvalid(f"{self._path}: a process of the container truncated it")
         return content
 
 
@@ -142,7 +142,7 @@ def content_of(allocation: bytes) -> bytes:
 
 
 def _most(name: str) -> int | None:
-    """The largest possible value of a field; `None` means the present time."""
+    """The largest possible value of a field; `None` stands for the present time."""
     if name.endswith("_at") or name == "last_launch":
         return None
     if name.endswith("_bytes"):

@@ -1,11 +1,13 @@
-"""Makes a file system for each region, of exactly the region's size.
+"""Makes a file system for each region. Its size is exactly that of the region.
 
-The tenant can enlarge its region. On a shared tmpfs that would take memory from other groups and
-the host; on its own file system the tenant gets ENOSPC. Only a mount of the file over its place
-among the group's files stays. The file system ends with the last mount, the container's.
+The tenant may try to enlarge its region. On a shared tmpfs the region would then take memory from
+the host and from other groups. On a file system of this size the tenant gets ENOSPC. The file
+system is mounted only while the region is made. After that, a bind mount of the region at its path
+in the group's directory keeps the file system. The file system ends with the last mount, which is
+that of the container.
 
 The mounts are made in the host's mount namespace, where the runtime sees them. An agent in a
-container sees them if its directory is mounted with HostToContainer propagation.
+container sees the mounts if its directory is mounted with HostToContainer propagation.
 
 Source: tmpfs(5).
 """
@@ -26,7 +28,7 @@ _BESIDE = ".room"
 class RegionTmpfs:
     """Makes and removes regions. One thread at a time may use it.
 
-    A kill leaves mounts, which the next `put` or `remove` removes.
+    If the agent is killed, mounts may remain. The next `put` or `remove` removes them.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class RegionTmpfs:
 
     def remove(self, path: Path) -> None:
         """Remove the region at `path` if it exists. Raises OSError."""
-        if path.parent.exists():  # otherwise do not require the rights to mount
+        if path.parent.exists():  # if not, do not require the right to unmount
             mounts.in_host(partial(_remove, path))
 
     def obstacle(self, root: Path) -> str | None:
@@ -52,8 +54,8 @@ class RegionTmpfs:
                 device = mounts.in_host(partial(_put, tried, b" "))
                 if tried.stat().st_dev != device:
                     return (
-                        f"the agent does not see what is mounted below {root} in the host: give "
-                        f"its container {root.parent} with mountPropagation HostToContainer"
+                        f"the agent does not see the host's mounts below {root}: mount "
+                        f"{root.parent} into its container with mountPropagation HostToContainer"
                     )
             finally:
                 self.remove(tried)
@@ -90,7 +92,7 @@ def _remove(path: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write each page of the file in place. The file system has no space for a second file."""
+    """Write the file in place, because the file system has no space for a second file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
     try:
         os.fchmod(descriptor, 0o666)
@@ -103,6 +105,6 @@ def _explained(error: OSError) -> str:
     if error.errno not in (errno.EPERM, errno.EACCES):
         return f"{error.filename}: {error.strerror}"
     return (
-        f"{error.filename}: {error.strerror}: the agent needs the capabilities SYS_ADMIN, "
-        "SYS_CHROOT and SYS_PTRACE, and no profile that denies mounts"
+        f"{error.filename}: {error.strerror}: give the agent the capabilities SYS_ADMIN, "
+        "SYS_CHROOT and SYS_PTRACE, and no security profile that denies mounts"
     )

@@ -1,4 +1,4 @@
-"""The shims that enforce limits: the requirements on the node, and the files for containers."""
+"""Checks whether this node can enforce limits with the shims. Lists the files for containers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from gpu.gpu_pool import GpuLimitSettings
 from gpu.limits import processes
 from host.errors import HostError
 
-LOOK_AGAIN = 5.0  # seconds; the driver's directories may have thousands of entries
+LOOK_AGAIN = 5.0  # seconds between checks; the driver's directories may have thousands of entries
 
 
 class Shims:
     """The shims on this node. One thread at a time may use it.
 
-    `groups_obstacle` returns the reason why no groups can be made, or `None`.
+    `groups_obstacle` returns the reason why no group can be made, or `None`.
     """
 
     def __init__(

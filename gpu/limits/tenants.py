@@ -1,4 +1,4 @@
-"""The containers that hold groups, and the group that a process of the host belongs to."""
+"""The containers that hold groups. Finds the container of a process of the host."""
 
 import threading
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from base.pod import Pod
 from gpu.limits import processes
 from gpu.limits.processes import Container, Mount
 
-_MOST_CONTAINERS = 4096  # whose groups are cached
+_MOST_CONTAINERS = 4096  # most containers whose groups are cached
 _MOST_ANCESTORS = 32
 
 
@@ -26,16 +26,17 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 class Tenants:
     """Finds the tenant of a process among the tenants of `listed`. Any thread may use it.
 
-    The cgroup of the process identifies the pod. If the pod has several groups, the file mounted as
-    the region identifies the group: a process can mount only its own. After chroot(2) it does not
-    show its mounts. Then the container's cached group or the mounts of its ancestors count.
+    The cgroup of the process identifies the pod. If the pod has several groups, the file that the
+    process has mounted as its region identifies the group: a process can mount only the region of
+    its own group. A process that called chroot(2) does not show its mounts. For such a process, the
+    container's cached group or the mounts of its ancestors count.
     """
 
     def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:
         self.listed = listed
         self._root = root
         self._lock = threading.Lock()
-        self._groups: OrderedDict[Container, str] = OrderedDict()  # of containers seen before
+        self._groups: OrderedDict[Container, str] = OrderedDict()  # cached groups
 
     def of(self, pid: int) -> Tenant | None:
         """The tenant of the process; `None` if its container holds no group.
@@ -65,7 +66,10 @@ class Tenants:
     def _by_mount(
         self, possible: Sequence[Tenant], container: Container, pid: int
     ) -> Tenant | None:
-        """The tenant whose region the process or its nearest possible ancestor has mounted."""
+        """The tenant whose region is mounted in the process, or else in its nearest ancestor.
+
+        Only ancestors in the same container count.
+        """
         for _ in range(_MOST_ANCESTORS):
             mounted = processes.mounted_region(pid)
             if mounted is not None:
@@ -77,7 +81,7 @@ class Tenants:
         return None
 
     def _region(self, group: str) -> Mount | None:
-        """The place of the group's region: each region has its own file system."""
+        """The place of the group's region; `None` if the region is gone."""
         try:
             return processes.place_of(self._root / group / "region")
         except OSError:  # the group is being removed

@@ -1,5 +1,6 @@
 """Pools of GPUs: their resources, the choice of a GPU, and the files that containers get.
 
-`plugin` offers the pools. `replicas` and `shares` are the modes, `share_pool` chooses a GPU,
-`pre_start` does so when a container starts, and `container_files` prepares its files.
+`plugin` offers the pools. `replicas` and `shares` serve the modes. `share_pool` counts free shares
+and chooses a GPU. `pre_start` chooses the GPU again when a container starts. `container_files`
+prepares the files of the container, and `holders` finds the pod of each group.
 """

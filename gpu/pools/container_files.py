@@ -1,11 +1,12 @@
 """The files and device nodes that a container with a share of a GPU gets when it starts.
 
-Allocate answers with the name of a CDI device. The name, which is also the name of the group, stays
-the same while the container has its slot, its first id. The CDI file is written at the start of the
-container, before the runtime reads it. No change touches the file of another container.
+Allocate answers with the name of a CDI device. This name is also the name of the group. It comes
+from the container's slot, which is the first of its ids, so it stays the same for the container's
+lifetime. The CDI file is written at the start of the container, before the runtime reads the file.
+Each container has its own file.
 
 A reused slot has no file until its new holder starts. A runtime that reads too early finds no
-device, and the kubelet tries again; it never finds the device of the previous holder.
+device, and never the device of the previous holder. The kubelet then tries again.
 
 Source: Container Device Interface, SPEC.md.
 """
@@ -33,16 +34,16 @@ from host.selinux import READ, WRITE, ContainerLabels
 
 KIND = "podfabric.io/gpu"
 _PREFIX = "podfabric-slot-"
-_LONGEST = 200  # bytes of a group's name, which is part of a file's name
+_LONGEST = 200  # bytes of a group's name, because a file's name contains it
 
 INSIDE = "/run/podfabric/gpu"
 
-# Without it, NVIDIA's runtime adds the GPUs that the image asks for, often all of them.
+# Without this variable, NVIDIA's runtime adds the GPUs that the image requests, often all GPUs.
 VOID = {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 class ContainerFiles:
-    """Makes and removes the files of containers, in an order that survives a kill."""
+    """Makes and removes the files of containers. A kill at any point does no harm."""
 
     def __init__(self, paths: Paths, parts: GpuParts) -> None:
         self._paths = paths
@@ -72,14 +73,14 @@ class ContainerFiles:
         mounts = (
             SharedFile(str(directory / "limits"), f"{INSIDE}/limits"),
             SharedFile(str(directory / "region"), f"{INSIDE}/region", read_only=False),
-            # The directory: an agent that starts again makes a new socket in it.
+            # Mount the directory, because a restarted agent makes a new socket in it.
             SharedFile(str(directory / "agent"), f"{INSIDE}/agent"),
             *shared,
         )
         write_device(self._paths, group, nodes, mounts, {**VOID, **variables})
 
     def uuid(self, group: str) -> str:
-        """The GPU of a container that has started; "" if it is unknown."""
+        """The UUID of the GPU of a group whose container has started; "" if it is unknown."""
         try:
             return self.parts.groups.read(group).limit.uuid if self.parts.groups else ""
         except (GroupError, OSError):
@@ -115,7 +116,7 @@ def write_device(
     mounts: Sequence[SharedFile],
     variables: Mapping[str, str],
 ) -> None:
-    """Write the CDI file of a group if it differs, atomically. Raises OSError."""
+    """Write the CDI file of a group atomically if its content changes. Raises OSError."""
     edits: dict[str, Any] = {
         "deviceNodes": cdi.node_edits(nodes),
         "mounts": [

@@ -1,8 +1,8 @@
-"""The containers that hold groups of limits, for the agent.
+"""Finds the container that holds each group of limits.
 
-The ledger has the groups. The kubelet has the containers: PodResources reports the names of pods,
-the checkpoint the UIDs. A container is recorded when it starts. Missing facts, also after a restart
-of the agent, come from the kubelet's records.
+The ledger has the groups. The kubelet's records have the containers: PodResources has the names of
+pods, and the checkpoint has their UIDs. A container is recorded when it starts. Facts that are
+missing then, or after a restart of the agent, come from the kubelet's records later.
 """
 
 import threading
@@ -39,15 +39,16 @@ class Holders:
             return [self._tenant(group) for group in dict.fromkeys(groups)]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
-        """Record the start of the container that has these rows of a kubelet's record.
+        """Record the start of the container that has these rows in a kubelet's record.
 
-        Containers start one at a time: the group is in the ledger before the next start.
+        Containers start one at a time: the caller writes the group to the ledger before the next
+        call.
         """
         row = rows[0]
         pod = Pod(row.namespace, row.name, row.uid)
         tenant = Tenant(group=group, pod=pod, container=row.container)
         keys = {(row.resource, device_id) for row in rows for device_id in row.ids}
-        with suppress(KubeletUnreadable):  # `learn` completes it later
+        with suppress(KubeletUnreadable):  # `learn` completes the tenant later
             if not row.uid:
                 tenant = _completed(tenant, keys, records.from_checkpoint(self._paths))
         live = {held for held, _ in _groups(self._ledger.allocations())}
@@ -66,7 +67,7 @@ class Holders:
 
 
 def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
-    """Each group whose container has started, and the key of the allocation that names it."""
+    """Each group whose container has started, with the key of the allocation that names it."""
     for entry in allocations:
         if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
             yield entry.gpu.group, entry.key
@@ -75,7 +76,7 @@ def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, Allocation
 def _completed(
     tenant: Tenant, keys: Collection[AllocationKey], rows: Iterable[PodDevices]
 ) -> Tenant:
-    """The tenant with names and UID from the rows that have these ids, unless they disagree."""
+    """Complete names and UID from the rows that have ids in `keys`, unless rows disagree."""
     if tenant.pod.name and tenant.pod.uid:
         return tenant
     of_keys = [
@@ -85,7 +86,7 @@ def _completed(
         and tenant.container in ("", row.container)
         and tenant.pod.uid in ("", row.uid or tenant.pod.uid)
     ]
-    # An init container leaves its ids to later containers; only the checkpoint lists it.
+    # A later container may get an init container's ids. Only the checkpoint lists both.
     container = tenant.container
     for row in sorted(of_keys, key=lambda row: (bool(row.name), len(row.ids))):
         container = tenant.container or row.container

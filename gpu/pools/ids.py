@@ -13,7 +13,7 @@ from gpu.driver.gpu_inventory import NodeGPU
 
 
 def check(resource: str, ids: Sequence[str], known: Mapping[str, NodeGPU]) -> None:
-    """Raise Rejected for the first id that cannot be allocated. `known` has the ids' GPUs."""
+    """Raise Rejected for the first id that cannot be allocated. `known` has the GPU of each id."""
     for device_id in ids:
         if device_id not in known:
             raise Rejected(
@@ -40,7 +40,7 @@ def unwritten(error: OSError) -> Rejected:
 
 
 def adopted(ledger: Ledger, resource: str, rows: Iterable[PodDevices]) -> list[DeviceId]:
-    """The ids of a resource that containers have by the kubelet's rows and the ledger lacks."""
+    """The ids of a resource that the kubelet's rows list and the ledger lacks."""
     known = ledger.keys()
     ids = {device_id for row in rows if row.resource == resource for device_id in row.ids}
     return sorted(device_id for device_id in ids if (resource, device_id) not in known)
@@ -66,7 +66,7 @@ def preferred(
     Args:
         gpu_of: the GPU of each id. Ids without a GPU come last.
         held: the number of ids of each GPU that other containers hold.
-        spread: prefer the GPU with the fewest holders, else the one with the most.
+        spread: prefer the GPU with the fewest held ids; otherwise the GPU with the most.
     """
     free = dict.fromkeys(available)
     chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free]
@@ -88,7 +88,7 @@ def preferred(
 
 
 def _order(text: str) -> tuple[str, int]:
-    """Sort by name, then number: "nvidia0-_-9" comes before "nvidia0-_-10"."""
+    """The key to sort by name, then number: "nvidia0-_-9" comes before "nvidia0-_-10"."""
     name = text.rstrip("0123456789")
     number = text[len(name) :]
     return name, int(number) if number and len(number) < 10 else -1

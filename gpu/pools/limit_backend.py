@@ -14,12 +14,12 @@ from gpu.driver.gpu_inventory import MemorySource
 if TYPE_CHECKING:
     from gpu.limits.groups import Groups  # imports more modules than a node without GPUs needs
 
-ALONE = "the device plugin runs alone: run `podfabric agent`, which keeps limits"
+ALONE = "the device plugin runs alone: run `podfabric agent`, which enforces limits"
 
 
 @dataclass(frozen=True)
 class GpuParts:
-    """The functions of an agent. Without them no share of a GPU is allocated.
+    """The agent's functions for pools of GPUs. The defaults allocate no share of a GPU.
 
     `obstacle` returns the reason why the node cannot enforce limits. `files` returns the files of
     the driver and the shims for containers with limits; it raises HostError.
@@ -36,10 +36,10 @@ class GpuLimits(Protocol):
     """Enforces limits for a `Service`. One thread at a time may use it."""
 
     def parts(self, config: DevicePluginConfig) -> GpuParts:
-        """The functions for that configuration, before its pools are served."""
+        """The functions for a configuration. The caller serves the pools after this call."""
 
     def start(self) -> None:
-        """Start: the ledger is complete. A second call does nothing."""
+        """Start to enforce limits. The ledger must be complete. A second call does nothing."""
 
     def close(self) -> None:
         """Stop. The files of containers stay."""

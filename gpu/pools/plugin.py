@@ -27,7 +27,7 @@ from host.sysfs.gpus import GPU
 
 _log = logging.getLogger(__name__)
 
-NOTHING = "nothing is offered: no GPU has its device nodes: is NVIDIA's driver loaded?"
+NOTHING = "nothing is offered, because no GPU has its device nodes: load NVIDIA's driver"
 
 GpuService = ReplicaService | ShareService
 
@@ -35,7 +35,7 @@ GpuService = ReplicaService | ShareService
 class GpuPools:
     """The pools of GPUs of a node. One thread at a time may call `look` and `adopt`.
 
-    `allocated` is called after each Allocate: other ids may not fit any more.
+    `allocated` is called after each Allocate, because other ids may then not fit any more.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class GpuPools:
         self._pools: dict[tuple[str, ...], SharePool] = {}  # by their resources
         self.shares: dict[str, ShareService] = {}  # by resource
         self._groups = self._live_groups()
-        self._adopted = False  # until then the ledger may lack running containers
-        self._recorded: frozenset[str] = frozenset()  # groups by the kubelet's records
+        self._adopted = False  # if not, the ledger may lack running containers
+        self._recorded: frozenset[str] = frozenset()  # groups in the kubelet's records
 
     @property
     def services(self) -> Mapping[str, GpuService]:
@@ -82,7 +82,7 @@ class GpuPools:
         self._files.parts = parts
 
     def differs(self) -> bool:
-        """Whether the GPUs, their nodes or obstacles have changed since the last `look`."""
+        """Whether the GPUs, their device nodes or obstacles have changed since the last `look`."""
         if not self._configs:
             return False
         gpus = self._inventory.look(self._held())
@@ -112,7 +112,7 @@ class GpuPools:
         return changed
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record containers that only the kubelet has records of. Raises OSError."""
+        """Record containers that the kubelet has and the ledger lacks. Raises OSError."""
         for service in self.services.values():
             service.adopt(rows)
         self.holders.learn(rows)
@@ -123,18 +123,19 @@ class GpuPools:
         )
         groups = self._files.parts.groups
         if not self._adopted and groups is not None:
-            self._groups |= set(groups.names())  # an agent that was killed may have left some
+            self._groups |= set(groups.names())  # a killed agent may have left groups
         self._adopted = True
 
     def with_room(self) -> list[str]:
-        """The addresses of GPUs for a container that has its HCAs but no GPU yet.
+        """The addresses of GPUs with room for a container that has its HCAs but no GPU yet.
 
-        The shares of the only waiting container fit there, or otherwise the smallest share.
+        If exactly one container waits for its GPU, all its shares fit on each of these GPUs.
+        Otherwise the smallest share that its pool offers fits.
         """
         return sorted({address for pool in self._pools.values() for address in pool.with_room()})
 
     def _limited_of(self, gpus: Sequence[NodeGPU]) -> dict[str, LimitedGPU]:
-        """The GPUs of which containers get shares, by address."""
+        """The GPUs that pools offer as shares, by address."""
         obstacle = self._files.parts.obstacle
         return {
             gpu.gpu.address: LimitedGPU(uuid=gpu.gpu.uuid, minor=gpu.minor, obstacle=obstacle())
@@ -150,7 +151,7 @@ class GpuPools:
         return replace(gpu, fault=NOT_KEPT + limited.obstacle)
 
     def _configure(self, configs: Sequence[GpuPoolConfig]) -> None:
-        """Make a service for each resource; keep those that stay."""
+        """Make a service for each resource. Keep the services of unchanged resources."""
         self._configs = configs
         replicas = {config.resource for config in configs if config.mode == "replicas"}
         self._replicas = {
@@ -173,7 +174,7 @@ class GpuPools:
                 self.shares[kind.resource] = old
 
     def _update(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
-        """Update the resources of a pool. Returns those whose lists have changed."""
+        """Update the resources of a pool. Returns the resources whose lists have changed."""
         if config.mode == "replicas":
             service = self._replicas[config.resource]
             changed = {config.resource} if service.update(config, gpus, self._expected) else set()
@@ -189,10 +190,11 @@ class GpuPools:
         return changed
 
     def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
-        """GPUs that were not ready since the plugin's recent start, or whose limits wait.
+        """The addresses of GPUs that are expected to become ready soon after the plugin's start.
 
-        A node that boots starts its pods again before the driver is loaded, and the kubelet rejects
-        a pod with an unhealthy id for good (see `StartupGrace`).
+        These GPUs were never ready, or the node cannot enforce their limits yet. After a boot, the
+        kubelet starts pods before the driver is loaded, and rejects a pod with an unhealthy id
+        permanently (see `StartupGrace`).
         """
         if time.monotonic() >= self._began + GRACE:
             return frozenset()
@@ -209,7 +211,7 @@ class GpuPools:
         ]
 
     def _live_groups(self) -> frozenset[str]:
-        """The groups of containers that have a GPU, also of those that have not started yet."""
+        """The groups of all containers with a GPU, also of containers that have not started yet."""
         given = [(entry.resource, entry.gpu) for entry in self._ledger.allocations() if entry.gpu]
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))

@@ -1,7 +1,8 @@
 """PreStartContainer: finds the container that starts, chooses its GPU, and writes its limits.
 
-The kubelet calls it before each start of a container, once per resource and in random order, and
-again after an error. PodResources lists all devices by then, so the second call changes nothing.
+The kubelet calls PreStartContainer before each start of a container: once per resource, in random
+order, and again after an error. At the first call PodResources already lists all devices of the
+container, so the later calls change nothing.
 """
 
 import logging
@@ -24,7 +25,7 @@ from gpu.pools.holders import Holders
 from gpu.pools.share_pool import WHOLE, Share, SharedGPU, SharePool, choose, percents
 from host.sysfs.topology import Topology
 
-ASK_KUBELET = 5.0  # seconds, of the 30 that the kubelet waits
+ASK_KUBELET = 5.0  # seconds; the kubelet waits 30 seconds for PreStartContainer
 
 _log = logging.getLogger(__name__)
 
@@ -52,26 +53,26 @@ class Starter:
             resources = sorted({resource for resource, _ in held})
             if pool.config.mode == "slices" and len(resources) > 1:
                 raise _refusal(
-                    f"a container can have slices of one shape, and this one asks for "
-                    f"{' and '.join(resources)}: ask for one of them"
+                    f"{rows[0].container} requests {' and '.join(resources)}, but a container can "
+                    "have slices of one shape only: request one of these resources"
                 )
             first = min((key for key in held if _gpu(held[key]).memory_bytes), default=None)
             if first is None:
                 raise _refusal(
-                    f"{rows[0].container} asks for {resource} alone, which is time of a GPU: ask "
-                    f"for {pool.config.memory_resource} too"
+                    f"{rows[0].container} requests time of a GPU ({resource}) without memory: "
+                    f"request {pool.config.memory_resource} too"
                 )
             self._write(pool, self._choose(pool, held, first, rows), held, first, rows)
 
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
         """All rows of the container that has exactly these ids of the resource.
 
-        A container gets the ids of an earlier init container. Of several containers with these ids,
-        returns the one with the most devices. Raises Rejected.
+        An init container and a later container of the pod may have the same ids. Then returns the
+        rows of the container with the most devices. Raises Rejected if no container has the ids.
         """
         sorted_ids = tuple(sorted(ids))
         problems = []
-        for read in (self._listed, self._written):  # PodResources omits init containers
+        for read in (self._listed, self._written):  # PodResources lacks init containers
             try:
                 containers: dict[tuple[str, str, str, str], list[PodDevices]] = {}
                 for row in read():
@@ -87,11 +88,11 @@ class Starter:
             ]
             if matching:
                 return max(matching, key=lambda rows: sum(len(row.ids) for row in rows))
-        reason = "; ".join(problems) or "it lists no container with these ids"
+        reason = "; ".join(problems) or "the kubelet lists no container with these ids"
         raise Rejected(
             grpc.StatusCode.UNAVAILABLE,
-            f"the kubelet does not say which container starts with {', '.join(sorted_ids[:4])}: "
-            f"{reason} (it tries again)",
+            f"cannot find the container that starts with {', '.join(sorted_ids[:4])}: {reason} "
+            "(the kubelet tries again)",
         )
 
     def _listed(self) -> list[PodDevices]:
@@ -115,8 +116,8 @@ class Starter:
             if key not in known:
                 raise Rejected(
                     grpc.StatusCode.UNAVAILABLE,
-                    f"{key[1]} of {key[0]} is not in {self._paths.checkpoint}: it is taken over "
-                    "from the kubelet within a minute (the kubelet tries again)",
+                    f"{self._paths.checkpoint} has no {key[1]} of {key[0]} yet: the agent adds it "
+                    "from the kubelet's records within a minute (the kubelet tries again)",
                 )
         return {key: known[key] for key in keys}
 
@@ -127,9 +128,10 @@ class Starter:
         first: AllocationKey,
         rows: Iterable[PodDevices],
     ) -> SharedGPU:
-        """The GPU of the container: at its first start, the nearest to its HCAs with enough free.
+        """The GPU of the container. Raises Rejected if the container's shares do not fit.
 
-        It may differ from the GPU of the pod's init container, which has ended. Raises Rejected.
+        At its first start, the container gets the GPU that is nearest to its HCAs and has enough
+        free. An ended init container of the pod may have had another GPU.
         """
         request = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
@@ -137,7 +139,7 @@ class Starter:
         )
         free = pool.free(held.keys())
         own = _gpu(held[first]).bdf
-        if not all(_gpu(entry).group for entry in held.values()):  # some ids have not started
+        if not all(_gpu(entry).group for entry in held.values()):  # a first start
             spread = pool.config.placement == "spread"
             costs = self._costs(free, rows)
             own = choose(free, request, spread=spread, costs=costs) or own
@@ -145,8 +147,8 @@ class Starter:
             return pool.gpus[own]
         name = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
         raise _refusal(
-            f"its memory is on {name}, and no GPU has {request} free for it: {pool.shown(free)}: "
-            "delete the pod, so that it gets another place"
+            f"the container's memory is on {name}, but no GPU has {request} free: "
+            f"{pool.shown(free)}: delete the pod, so that its successor gets another GPU"
         )
 
     def _costs(self, gpus: Collection[str], rows: Iterable[PodDevices]) -> dict[str, int]:
@@ -167,7 +169,10 @@ class Starter:
         first: AllocationKey,
         rows: Sequence[PodDevices],
     ) -> None:
-        """Write the ledger, then the limits. After a kill in between the kubelet calls again."""
+        """Write the ledger, then the limits.
+
+        If the agent is killed in between, the kubelet calls again.
+        """
         group = group_of(*first)
         self._holders.starts(group, rows)
         bound = {
@@ -182,7 +187,7 @@ class Starter:
         }
         share = sum(percents(gpu) for gpu in bound.values())
         memory = sum(gpu.memory_bytes for gpu in bound.values())
-        # Time is limited only if the container has some.
+        # Time is limited only if the container has a share of time.
         limit = Limit(chosen.uuid, memory, (share or WHOLE) / WHOLE)
         try:
             self._ledger.bind(bound)
@@ -191,8 +196,8 @@ class Starter:
         except OSError as error:
             raise Rejected(
                 grpc.StatusCode.INTERNAL,
-                f"cannot write what the container has: {error.filename}: {error.strerror}: check "
-                "the disk and its free space (the kubelet tries again)",
+                f"cannot write the container's GPU and limits: {error.filename}: {error.strerror}: "
+                "check the disk and its free space (the kubelet tries again)",
             ) from None
         _log.info("%s: starts on %s with %s", group, chosen.address, Share(memory, share or WHOLE))
 

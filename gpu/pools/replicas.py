@@ -59,7 +59,8 @@ class ReplicaService(ServedPool):
         if count != config.replicas:
             self.problem = (
                 f"{config.resource}: {config.replicas} replicas of {len(gpus)} GPUs are more ids "
-                f"than the kubelet accepts ({MOST_IDS}): {count} of each are offered"
+                f"than the kubelet accepts ({MOST_IDS}): offers {count} of each GPU: set replicas "
+                f"to {count} or less"
             )
         by_id = {f"{gpu.name}-_-{k}": gpu for gpu in gpus for k in range(1, count + 1)}
         held = self._ledger.held(config.resource)
@@ -73,7 +74,7 @@ class ReplicaService(ServedPool):
         )
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Ids of one GPU if it has enough, else of few GPUs."""
+        """Ids of one GPU if it has enough free ids, else ids of few GPUs."""
         gpus = self._gpus
         gpu_of = {device_id: gpus[device_id].name for device_id in available if device_id in gpus}
         free = {(self.name, device_id) for device_id in available}
@@ -86,7 +87,7 @@ class ReplicaService(ServedPool):
         return gpu_ids.preferred(gpu_of, available, must_include, size, held, spread=spread)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The device nodes of the ids' GPUs. The allocation is on disk before this returns."""
+        """The device nodes of the ids' GPUs. Writes the allocation to disk before the return."""
         gpu_ids.check(self.name, ids, self._gpus)
         gpus = {DeviceId(device_id): self._gpus[device_id] for device_id in sorted(ids)}
         try:
@@ -117,7 +118,7 @@ class ReplicaService(ServedPool):
         )
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record containers that only the kubelet has records of. Raises OSError."""
+        """Record containers that the kubelet has and the ledger lacks. Raises OSError."""
         gpus = self._gpus
         missing = [name for name in adopted(self._ledger, self.name, rows) if name in gpus]
         if missing:

@@ -38,7 +38,7 @@ class Share(msgspec.Struct, frozen=True):
         return other.memory <= self.memory and other.compute <= self.compute
 
     def count(self, other: "Share") -> int:
-        """How often the other share, which must not be empty, fits."""
+        """How often `other` fits into this share. `other` must not be empty."""
         counts = []
         if other.memory:
             counts.append(self.memory // other.memory)
@@ -53,7 +53,7 @@ class Share(msgspec.Struct, frozen=True):
 class SharedGPU(msgspec.Struct, frozen=True):
     node: NodeGPU
     capacity: Share
-    short: str  # the start of its UUID, unique in the pool
+    short: str  # the start of the GPU's UUID, unique in the pool
 
     @property
     def address(self) -> str:
@@ -65,14 +65,14 @@ class SharedGPU(msgspec.Struct, frozen=True):
 
 
 class IdKind(msgspec.Struct, frozen=True):
-    """The share that an id of one resource of the pool stands for."""
+    """A resource of the pool, and the share that each id of the resource stands for."""
 
     resource: str
     share: Share
     shape: str = ""  # "10g-25" for a slice; "" for a unit of memory or time
 
     def ids(self, gpu: SharedGPU) -> list[str]:
-        """The ids of a GPU: the number that fits into an empty one."""
+        """The ids of a GPU: as many as fit on an empty GPU."""
         beginning = f"{gpu.short}.{self.shape}." if self.shape else f"{gpu.uuid}_"
         return [f"{beginning}{k}" for k in range(gpu.capacity.count(self.share))]
 
@@ -113,8 +113,8 @@ class SharePool:
         self.problem = None
         if unknown:
             self.problem = (
-                f"{', '.join(unknown)}: how much memory it has is not known, so it is not "
-                "offered: NVML tells the agent; or write `memory` into the pool"
+                f"{', '.join(unknown)}: not offered, because the size of the memory is unknown: "
+                "run the agent, which queries NVML, or set `memory` of the pool"
             )
 
     def free(self, without: Collection[AllocationKey] = ()) -> dict[str, Share]:
@@ -127,7 +127,7 @@ class SharePool:
         }
 
     def pending(self, without: Collection[AllocationKey] = ()) -> int:
-        """Percents that containers have and that are not bound to a GPU yet."""
+        """The percents of time that containers have and that are not bound to a GPU yet."""
         return sum(
             percents(allocation.gpu)
             for allocation in self.ledger.allocations()
@@ -138,7 +138,7 @@ class SharePool:
         )
 
     def with_room(self) -> set[str]:
-        """The healthy GPUs for a container without a GPU yet; see `GpuPools.with_room`."""
+        """The addresses of this pool's GPUs for `GpuPools.with_room`."""
         waiting: dict[tuple[str, str], Share] = {}  # by resource and slot
         keys: list[AllocationKey] = []
         for entry in self.ledger.allocations():
@@ -176,11 +176,11 @@ def choose(
     spread: bool,
     costs: Mapping[str, int] | None = None,
 ) -> str | None:
-    """The address of the GPU for a container; `None` if the request fits on none.
+    """The address of the GPU for a container; `None` if the request fits on no GPU.
 
     Args:
         free: the free share of each GPU, by address.
-        spread: at equal costs prefer the GPU with the most free memory, else the least.
+        spread: at equal costs prefer the GPU with the most free memory; otherwise the least.
         costs: the distance of each GPU from the container's HCAs; 0 by default.
     """
 
@@ -195,7 +195,7 @@ def choose(
 
 
 def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, SharedGPU]:
-    """The GPUs of a pool whose memory is known, by address."""
+    """The GPUs of a pool, by address. Leaves out GPUs whose memory is unknown."""
     known = [node for node in nodes if node.gpu.uuid and _usable(config, node) is not None]
     shorts = [node.gpu.uuid[:_SHORT] for node in known]
     return {
@@ -226,10 +226,10 @@ def percents(gpu: AllocatedGPU) -> int:
 def healthy_ids(
     free_ids: Mapping[str, Sequence[str]], fits: Mapping[str, int], pending: int = 0
 ) -> set[str]:
-    """The free ids that may be allocated: the number that fits on the GPUs together.
+    """The free ids that may be allocated: as many as fit on all GPUs together.
 
-    Ids of GPUs with enough free come first. The remaining ids are of GPUs that are full, because
-    containers hold shares of them under other GPUs' ids.
+    Ids of GPUs with free space come first. Ids of full GPUs follow: a container on a full GPU may
+    hold ids that name another GPU, and that GPU then has space but no free ids.
 
     Args:
         free_ids: the ids of each healthy GPU that no container holds, by address.

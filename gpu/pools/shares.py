@@ -1,8 +1,8 @@
 """Modes "slices" and "units": an id is a share of a GPU.
 
 A slice is memory and time of one GPU. In mode units, memory and time are two resources, as in
-Alnair. The kubelet allocates them in random order and does not name the container, so Allocate only
-reserves the share, and `pre_start` chooses the GPU when the container starts.
+Alnair. The kubelet allocates the two in random order and does not name the container. So Allocate
+only reserves the share, and `pre_start` chooses the GPU when the container starts.
 
 Sources: CentaurusInfra/alnair, alnair-device-plugin, for names, units and ids of mode units.
 """
@@ -52,7 +52,7 @@ class ShareService(ServedPool):
     def update(self, expected: Collection[str] = ()) -> bool:
         """List the ids of the pool's GPUs. Returns True if the kubelet must get a new list.
 
-        `expected` as in `ReplicaService.update`.
+        `ReplicaService.update` explains `expected`.
         """
         held = self.pool.ledger.held(self.name)
         bad = {gpu.address for gpu in self.pool.gpus.values() if gpu.node.fault is not None}
@@ -83,7 +83,7 @@ class ShareService(ServedPool):
         return gpu_ids.preferred({}, available, must_include, size, {}, spread=False)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """Reserve the shares on one GPU. The allocation is on disk before this returns."""
+        """Reserve the shares on one GPU. Writes the allocation to disk before the return."""
         ordered = sorted({DeviceId(device_id) for device_id in ids})
         with self.pool.ledger.allocating:
             self._check(ordered)
@@ -112,7 +112,7 @@ class ShareService(ServedPool):
         self._allocated()
 
     def adopt(self, rows: Sequence[PodDevices]) -> None:
-        """Record containers that only the kubelet has records of. Raises OSError."""
+        """Record containers that the kubelet has and the ledger lacks. Raises OSError."""
         missing = set(adopted(self.pool.ledger, self.name, rows)) & self._gpus.keys()
         for row in rows:
             ids = sorted(missing.intersection(row.ids)) if row.resource == self.name else []
@@ -124,25 +124,25 @@ class ShareService(ServedPool):
 
     def _check(self, ids: Sequence[str]) -> None:
         if self._files.leaving:
-            reason = "podfabric is leaving this node: let the pod run on another one"
+            reason = "podfabric is leaving this node: run the pod on another node"
             raise refusal(self.name, f"{len(ids)} ids", reason)
         gpu_ids.check(self.name, ids, {name: gpu.node for name, gpu in self._gpus.items()})
 
     def _check_context(self, gpu: SharedGPU | None, request: Share) -> None:
-        """Refuse a memory limit that has no space for a CUDA context."""
+        """Refuse a memory limit that is too small for a CUDA context."""
         if gpu is None or request.memory > CONTEXT_RESERVE:
             return
         raise refusal(
             self.name,
             f"{request.memory >> 20} MiB",
-            f"a CUDA context is charged with {CONTEXT_RESERVE >> 20} MiB, and a container must "
-            f"have more: ask for {CONTEXT_RESERVE // self.kind.share.memory + 1} or more",
+            f"a CUDA context alone counts as {CONTEXT_RESERVE >> 20} MiB: request "
+            f"{CONTEXT_RESERVE // self.kind.share.memory + 1} or more of {self.name}",
         )
 
     def _choose(
         self, count: int, keys: Collection[AllocationKey], request: Share
     ) -> SharedGPU | None:
-        """The GPU for `count` ids; `None` for time, which follows the memory's GPU."""
+        """The GPU for `count` ids; `None` for ids of time, which get the GPU of the memory."""
         free = self.pool.free(keys)
         fitting = {address: share for address, share in free.items() if share.holds(request)}
         only_time = not self.kind.share.memory
@@ -151,8 +151,8 @@ class ShareService(ServedPool):
             raise refusal(
                 self.name,
                 f"{count} ids",
-                f"no GPU has {_amount(request)} free: {self.pool.shown(free)}: parts of a "
-                "container are on one GPU",
+                f"no GPU has {_amount(request)} free: {self.pool.shown(free)}: all shares of a "
+                "container must be on one GPU",
             )
         if only_time:
             return None
@@ -160,7 +160,7 @@ class ShareService(ServedPool):
         return self.pool.gpus[choose(fitting, request, spread=spread) or ""]
 
     def _reserved(self, ids: Sequence[str], gpu: SharedGPU | None) -> AllocatedGPU:
-        """The record of each of the ids before the container starts."""
+        """The record for each id before the container starts."""
         return AllocatedGPU(
             uuid=gpu.uuid if gpu is not None else "",
             bdf=gpu.address if gpu is not None else "",
@@ -173,9 +173,9 @@ class ShareService(ServedPool):
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
     ) -> AllocatedGPU:
-        """The record of an id whose container has started, by the kubelet's rows.
+        """The record for an id whose container has started, from the kubelet's rows.
 
-        The GPU is that of the group's limits, else the one that the ids name.
+        The GPU is the one in the group's limits, else the one that the ids name.
         """
         memory = self.pool.config.resources[0] if not self.kind.shape else self.name
         own = (row.uid, row.namespace, row.name, row.container)

@@ -1,7 +1,7 @@
 /*
  * cuGetProcAddress, from which the CUDA runtime gets every function of the driver (since 11.3). The
- * shim passes the arguments on and replaces only the returned address, if a hook stands in for it. So
- * it needs no table of names, versions and flags.
+ * shim passes the arguments on. If the returned address has a hook, the shim returns the hook's address
+ * instead. So the shim needs no table of names, versions and flags.
  */
 #include "hooks.h"
 

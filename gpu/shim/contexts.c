@@ -1,7 +1,7 @@
 /*
- * Contexts. No call reports the memory of a process' first context (CUDA's own, and the code of
- * modules). The agent measures it; until then a number from `limits` counts. A destroyed context takes
- * its allocations with it.
+ * Contexts. No call reports the memory of a process' first context (CUDA's own memory, and the code of
+ * modules). The agent measures this memory; until then a number from `limits` counts. When a context is
+ * destroyed, the driver frees its allocations.
  */
 #include "devices.h"
 #include "driver.h"

@@ -1,3 +1,4 @@
+/* Finds the GPU on which a call allocates memory, and charges the group for an allocation. */
 #include "devices.h"
 
 #include <stddef.h>

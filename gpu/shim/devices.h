@@ -1,4 +1,4 @@
-/* Where a call allocates memory, and the calls of the shim's own. */
+/* Finds the GPU on which a call allocates memory. Marks the driver calls that the shim itself makes. */
 #ifndef PODFABRIC_GPU_DEVICES_H
 #define PODFABRIC_GPU_DEVICES_H
 

@@ -1,3 +1,7 @@
+/*
+ * Estimates of the GPU time of kernels and graphs, from the measured times of earlier launches. The
+ * gate charges an estimate for each launch.
+ */
 #define _GNU_SOURCE
 #include "gate.h"
 

@@ -1,3 +1,4 @@
+/* The gate: a launch waits here until its group may pay for it (gate.h). */
 #define _GNU_SOURCE
 #include "gate.h"
 

@@ -3,7 +3,7 @@
  * It is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A launch costs
  * the estimated time of its kernel or graph (estimates.c), times kappa, divided by the share. The cost
  * moves the group's theoretical arrival time (`tat` in the region). A launch waits while `tat` is in
- * the future. So a kernel may be longer than the burst; the next launches pay for it.
+ * the future. So a kernel may be longer than the burst, and the next launches pay for the excess.
  *
  * Queued launches cannot be recalled. So a launch also waits while its stream has much unfinished work
  * of this process, which limits the effect of estimates that are too small. This wait costs no share.

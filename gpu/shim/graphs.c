@@ -1,7 +1,8 @@
 /*
- * Memory that graphs allocate. The driver reserves it when a graph is first uploaded or launched, and
- * keeps it for all graphs of the process. So the shim adds up the allocations of a graph's nodes. Before
- * a launch it counts the possible growth, and after it the driver's figure.
+ * Memory that graphs allocate. The driver reserves this memory when a graph is first uploaded or
+ * launched, and keeps it for all graphs of the process. So the shim adds up the allocations of a graph's
+ * nodes. Before a launch the shim counts the possible growth. After the launch it counts the driver's
+ * figure.
  */
 #include "devices.h"
 #include "gate.h"

@@ -1,3 +1,7 @@
+/*
+ * The account of the group: locks `region`, counts the memory of the group's processes, and compares
+ * the sum with the limit.
+ */
 #define _GNU_SOURCE
 #include "group.h"
 

@@ -1,7 +1,7 @@
 /*
- * Physical memory by handle (virtual memory management). cuMemCreate allocates it on the device in its
- * properties, independent of the current context. It is free once it was released as often as it was
- * created, retained and imported, and no address maps it.
+ * Physical memory by handle (virtual memory management). The properties of cuMemCreate name the device;
+ * the current context does not matter. The memory is free after as many releases as creations, retains
+ * and imports, when no address maps it any more.
  */
 #include <stdlib.h>
 

@@ -1,3 +1,4 @@
+/* Hooks of the functions that launch kernels and graphs. Each launch passes the gate. */
 #include "gate.h"
 
 #include <time.h>

@@ -6,7 +6,7 @@
  *           and the agent's entries for its processes.
  *   region  The shims write it (a read-write mount): the allocations of each process. The tenant can
  *           write anything here. So the agent takes no lock in it and reads it with pread(2): a
- *           mapping would end in SIGBUS if the tenant truncated the file.
+ *           mapping would cause SIGBUS if the tenant truncated the file.
  *
  * The agent enters dead processes and the measured size of contexts in `limits`. The next shim that
  * counts applies them to `region`. The used bytes are the sum, over the used slots, of
@@ -14,8 +14,8 @@
  *   data_bytes + (measured ? overhead_bytes of `limits` : context_bytes)
  *
  * All numbers are little-endian. Both files have exactly the size of their struct. They are on a
- * tmpfs, are made complete before the container starts, and are never replaced, since a mount stays
- * with its file. After another magic, version or size cuInit fails.
+ * tmpfs. The agent makes them with their full content before the container starts, and never replaces
+ * them, because a mount keeps showing its first file. With another magic, version or size, cuInit fails.
  */
 #ifndef PODFABRIC_GPU_LAYOUT_H
 #define PODFABRIC_GPU_LAYOUT_H

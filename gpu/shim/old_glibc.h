@@ -1,6 +1,7 @@
 /*
- * Containers have their own glibc, 2.17 or later. A newer build would require the versions that these
- * functions got when they moved into libc.so.6 (2.34). The first versions still exist.
+ * Containers have their own glibc, 2.17 or later. A build with a newer glibc would require the symbol
+ * versions that these functions got when they moved into libc.so.6 (2.34). This file selects the first
+ * versions, which still exist.
  */
 #ifndef PODFABRIC_GPU_OLD_GLIBC_H
 #define PODFABRIC_GPU_OLD_GLIBC_H

@@ -1,8 +1,8 @@
 /*
- * Memory pools. A pool takes memory from the GPU in large pieces and keeps freed ones. So the shim counts
- * what a pool reserves, as the driver reports it. Before an allocation it counts the possible growth of
- * the pool, after it the actual growth. With several threads in between, the actual growth is at most
- * the sum of what they counted, and counts once.
+ * Memory pools. A pool takes memory from the GPU in large pieces and keeps freed pieces. So the shim
+ * counts the memory that a pool reserves, as the driver reports it. Before an allocation the shim counts
+ * the possible growth of the pool, and after it the actual growth. If several threads allocate at the
+ * same time, the actual growth is at most the sum of their counts, and counts once.
  */
 #include "devices.h"
 #include "group.h"

@@ -1,3 +1,4 @@
+/* Writes a line to standard error in one write(2), and keeps errno. */
 #define _GNU_SOURCE
 #include "say.h"
 

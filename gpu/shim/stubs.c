@@ -2,8 +2,8 @@
  * The exports of libcuda.so.1: a function for each row of the table in hooks.h. The driver is loaded with
  * the shim (DT_NEEDED), so programs find its other symbols there.
  *
- * Calls of the driver's exports by the driver or by a hook reach these functions again. `depth` lets them
- * pass: only a program's own calls count.
+ * The driver and the hooks may call the driver's exports too, and such calls reach these functions again.
+ * `depth` lets the calls pass: only a program's own calls count.
  */
 #include "hooks.h"
 

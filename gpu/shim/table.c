@@ -1,3 +1,4 @@
+/* The hash table of this process' allocations: each shard uses open addressing (table.h). */
 #include "table.h"
 
 #include <stdlib.h>

@@ -25,9 +25,9 @@ class Attribution:
     def memory(
         self, used: Mapping[str, PidBytes]
     ) -> tuple[dict[tuple[str, str], dict[int, int]], dict[str, dict[int, int]]]:
-        """The memory in bytes by pid, for each group and GPU.
+        """The bytes that each process uses: by group and GPU, then by pid.
 
-        The second mapping has the processes without a group, for each GPU.
+        The second mapping has the processes without a group: by GPU, then by pid.
         """
         groups = self._groups_of(pid for of_gpu in used.values() for pid in of_gpu)
         by_group: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
@@ -42,7 +42,7 @@ class Attribution:
     def used_time(
         self, used: Mapping[str, Mapping[int, UsedTime]]
     ) -> dict[tuple[str, str], UsedTime]:
-        """The time that each group used of each GPU, also of processes that have just ended."""
+        """The time that each group used of each GPU. Processes that have just ended count too."""
         pids = {pid for of_gpu in used.values() for pid in of_gpu}
         groups = self._living.last_groups_of(pids) | {
             pid: group for pid, group in self._groups_of(pids).items() if group is not None
@@ -61,7 +61,7 @@ class Attribution:
         return {pid: registered.get(pid) or self._by_cgroup(pid) for pid in distinct}
 
     def _by_cgroup(self, pid: int) -> str | None:
-        """The group of an unregistered process, by its container."""
+        """The group that the container of an unregistered process holds."""
         pidfd = processes.pidfd_of(pid)
         if pidfd is None:
             return None

@@ -1,8 +1,9 @@
-"""Compute shares of a GPU: the agent corrects the estimates of the shims' gates.
+"""Makes compute shares exact: the agent corrects the estimates of the shims' gates.
 
-The gate (shim/gate.c) delays the launches of a group by their estimated GPU time. Each `TICK` the
-agent compares the payments of the group with the GPU time that the driver reports, and settles the
-difference. Then it sets `kappa`, the factor that corrects the group's estimates (`time_account`).
+The gate (shim/gate.c) makes a group pay an estimate of GPU time for each launch, and delays a
+launch that the share cannot pay yet. Every `TICK` seconds the agent compares the payments with the
+GPU time that the driver reports, and settles the difference. Then the agent sets `kappa`, the
+factor that corrects the group's estimates (`time_account`).
 
 Times are in seconds unless a name ends in ns. Shares are fractions of a GPU.
 """
@@ -23,9 +24,9 @@ from gpu.watch.time_account import LaunchTimes, TimeAccount
 TICK = 0.5  # seconds from one correction to the next
 
 _LONGEST_KERNEL = 60.0  # seconds; the gate's largest estimate
-_LONGEST_COUNTS = 30.0  # seconds for which the longest kernel counts
+_LONGEST_COUNTS = 30.0  # seconds; a longest kernel from before does not count
 _NS = 10**9
-_SAME = 1e-6  # of kappa, or seconds: below the precision of `limits`
+_SAME = 1e-6  # smaller changes, of kappa or of seconds, are not written
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of one group on one GPU in a tick."""
 
     used: UsedTime | None  # by all its processes; `None`: the driver did not report this GPU
-    longest_kernel: float = 0.0  # seconds: its longest recent kernel or graph
+    longest_kernel: float = 0.0  # seconds: the group's longest recent kernel or graph
     times: LaunchTimes | None = None  # `None`: the region is unreadable
     at: float | None = None  # the end of the tick by CLOCK_MONOTONIC; `None`: not observed
 
@@ -44,14 +45,14 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
 
     share: float
     kappa: float = 1.0
-    settled: float = 0.0  # seconds of GPU time to pay in addition to launches; negative: refunded
+    settled: float = 0.0  # seconds of GPU time to pay in addition to launches; negative: a refund
     account: TimeAccount | None = None  # `None`: no account yet
 
 
 def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
     """The observations of a group until `now_ns` (CLOCK_MONOTONIC).
 
-    The tenant can write any number into the region, which changes only its own share.
+    The tenant can write any number into its region. A false number changes only its own share.
     """
     counts = now_ns - _LONGEST_COUNTS * _NS <= use.longest_at <= now_ns
     longest = use.longest_ns / _NS if counts else 0.0
@@ -71,8 +72,9 @@ def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
 def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
     """Return the group with the corrections for the next tick.
 
-    A group with an unreadable region has paid nothing since then: the tenant damaged it. A group
-    that never paid is not corrected: no gate sees its launches.
+    If the region is unreadable, the tenant has damaged it, and the group counts as having paid
+    nothing since the last readable tick. A group whose launches never paid is not corrected,
+    because no gate sees its launches.
     """
     account, settled, kappa = group.account, group.settled, group.kappa
     times = usage.times or (account.points[-1].times if account is not None else None)
@@ -96,22 +98,23 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
 class ShareController:
     """Corrects the compute shares of all groups at each call. One thread at a time may call it.
 
-    The files of the groups have the corrections, so the next agent continues with them.
+    The files of the groups keep the corrections, so the next agent continues with these values.
     """
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._accounts: dict[str, TimeAccount | None] = {}  # by group
-        self._allocations: dict[str, bytes] = {}  # of the groups' files
+        self._allocations: dict[str, bytes] = {}  # the allocations in the groups' files, by group
 
     def __call__(
         self, used: Mapping[tuple[str, str], UsedTime], measured: Mapping[str, float]
     ) -> None:
         """Correct the shares after a tick. `used` has the used time by group and GPU UUID.
 
-        `measured` has the GPUs that the driver reported, with the variance of a group's time in
-        seconds². Groups on these GPUs that are not in `used` used no time. Groups on other GPUs,
-        such as those in MIG mode, are not corrected. A group with unreadable files stays unchanged.
+        `measured` has, by UUID of each GPU that the driver reported, the variance of a group's time
+        in seconds². A group on such a GPU that is not in `used` used no time. A group on a GPU that
+        the driver did not report, for example in MIG mode, is not corrected. A group with
+        unreadable files stays unchanged.
         """
         accounts, allocations = self._accounts, self._allocations
         self._accounts, self._allocations = {}, {}
@@ -124,7 +127,7 @@ class ShareController:
                 key = group, files.limit.uuid
                 self._correct(group, files, account, used.get(key, UsedTime()), measured)
             except (GroupError, OSError) as error:
-                _log.debug("%s: its compute shares stay as they are: %s", group, error)
+                _log.debug("%s: cannot correct its compute share: %s", group, error)
 
     def _correct(
         self,
@@ -144,13 +147,13 @@ class ShareController:
         reported = None
         if (variance := measured.get(files.limit.uuid)) is not None:
             alive = len({known.host_pid for known in files.processes.values() if known.alive})
-            unseen = alive * ROUNDING * TICK  # the driver may round the use of each to 0
+            unseen = alive * ROUNDING * TICK  # the driver may round the use of a process to 0
             reported = UsedTime(used.seconds, max(used.rounding, unseen), variance)
         try:
             with self._groups.region(group, files) as region:
                 usage = observe(reported, region.use(), time.monotonic_ns())
         except RegionInvalid as error:
-            _log.debug("%s: its launches are unknown: %s", group, error)
+            _log.debug("%s: cannot read its launches: %s", group, error)
             usage = GroupUsage(used=reported, at=time.monotonic())
         after = corrected(before, usage)
         self._accounts[group] = after.account

@@ -1,8 +1,9 @@
 """Measures the memory of the CUDA contexts and modules of each process.
 
 The overhead is the driver's figure minus the allocations that the process reports. An allocation
-between the two readings would count twice. So a measurement counts only if the reported allocations
-are the same before and after the driver's answer. The result is the median of the last ones.
+between these two readings would make the difference wrong. So a measurement counts only if the
+reported allocations are the same before and after the driver's answer. The result is the median of
+the last `LOOKS` measurements.
 """
 
 from collections import defaultdict, deque
@@ -39,10 +40,10 @@ class Overheads:
         used: Mapping[str, PidBytes],
         after: Slots,
     ) -> dict[str, dict[int, Registered]]:
-        """Return processes with a new overhead, by group and slot.
+        """Return the processes whose overhead has changed, by group and slot.
 
-        `before` and `after` were read before and after `used`, the driver's answer by GPU. The
-        overhead of a process with several slots is in its first slot.
+        `used` is the driver's answer by GPU. `before` was read before this answer, `after` after
+        it. The first slot of a process with several slots gets the whole overhead.
         """
         changed: dict[str, dict[int, Registered]] = defaultdict(dict)
         seen: set[_Key] = set()
@@ -67,14 +68,15 @@ class Overheads:
         return {group: processes for group, processes in changed.items() if processes}
 
     def measure(self, key: _Key, before: int, device: int, after: int) -> int | None:
-        """The overhead in bytes after one more measurement; `None` until there is one.
+        """The overhead in bytes after one more measurement; `None` if none has counted yet.
 
-        `before` and `after` are the process' allocations, `device` is the driver's figure.
+        `before` and `after` are the allocations that the process reports, `device` is the driver's
+        figure, all in bytes.
         """
         if before == after:
             measured = self._measured.setdefault(key, deque(maxlen=LOOKS))
             measured.append(max(0, device - after))
-            median = median_high(measured)  # the larger of two: a context counts in full
+            median = median_high(measured)  # of two, the larger: a context counts in full
             if key not in self._current or abs(median - self._current[key]) >= NOISE:
                 self._current[key] = median
         return self._current.get(key)

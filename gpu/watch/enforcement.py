@@ -35,11 +35,11 @@ class OverUse(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         outcome = {
-            "report": "nothing is done (onOveruse: report)",
-            "kill": f"killed {', '.join(map(str, self.killed)) or 'nothing, it has ended'}",
+            "report": "no process is killed (onOveruse: report)",
+            "kill": f"killed {', '.join(map(str, self.killed)) or 'no process: all have ended'}",
         }
         return (
-            f"uses {self.device_bytes >> 20} MiB of {self.uuid}, and may use "
+            f"uses {self.device_bytes >> 20} MiB of {self.uuid}, but may use only "
             f"{self.limit_bytes >> 20} MiB: {outcome[self.action]}"
         )
 
@@ -48,9 +48,9 @@ class Enforcement:
     """Acts on each sample. One thread may use it.
 
     Args:
-        group_of: returns the group of a process of the host, as the kernel identifies it.
-        report: is called once for each over-use, and for each one with killed processes.
-        action: `kill` also kills the processes.
+        group_of: returns the group of a pid, or `None`. The kernel must identify the process.
+        report: is called when an over-use begins, and each time that processes were killed.
+        action: `kill` kills the processes; `report` only reports the over-use.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Enforcement:
     def decide(self, sample: NodeSample, nvml: Nvml | None) -> None:
         """Act on a sample.
 
-        A tenant without over-use in this sample, or without a report, starts again at 0.
+        The count of a tenant starts again at 0 if the sample shows no over-use, or if the driver
+        did not report the GPU.
         """
         over = [tenant for tenant in sample.tenants if tenant.overuse_bytes]
         self._over = {
@@ -101,10 +102,11 @@ class Enforcement:
 
 
 def _kill(nvml: Nvml, uuid: str, is_member: Callable[[int], bool]) -> tuple[int, ...]:
-    """Kill the member processes on a GPU.
+    """Kill the processes on a GPU for whose pids `is_member` is true. Returns their pids.
 
-    A pid from the driver may belong to another process by now. So the pidfd is opened first. The
-    process is killed only if it lives and the driver then still reports its pid.
+    By now, another process may have a pid that the driver reported. So this function opens a pidfd
+    for each pid and queries the driver again. It kills a process only if the driver still reports
+    the pid and the process has not ended.
     """
     held: dict[int, int] = {}
     killed = []
@@ -121,7 +123,7 @@ def _kill(nvml: Nvml, uuid: str, is_member: Callable[[int], bool]) -> tuple[int,
             except ProcessLookupError:
                 continue
             except PermissionError:
-                _log.error("GPUs: cannot kill %d: the agent needs the capability KILL", pid)
+                _log.error("GPUs: cannot kill process %d: give the agent the capability KILL", pid)
                 continue
             killed.append(pid)
     except NvmlError as error:

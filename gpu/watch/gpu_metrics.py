@@ -1,6 +1,8 @@
-"""The metrics of GPU limits, from the last sample. No label is a pid: that would add many series.
+"""The metrics of GPU limits, from the last sample.
 
-Unknown values are left out.
+No label has a pid, because pids would add many series.
+
+Metrics leave out unknown values.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,16 +14,16 @@ from gpu.driver.gpu_inventory import LimitedGPU
 from gpu.limits.region import RegionUse
 from gpu.watch.usage_watch import NodeSample, TenantSample
 
-OLD = 10.0  # seconds; values of the driver in an older sample are left out: the driver hangs
+OLD = 10.0  # seconds; older values of the driver are left out, because the driver hangs
 _ON_GPU = ("namespace", "pod", "container", "gpu_uuid", "gpu")
 _GPU = ("gpu_uuid", "gpu")
 
 Rows = Sequence[tuple[str, str, Callable[[TenantSample], float | None]]]
-"""Name, text, and a function that returns the value of a tenant, or `None` if it is unknown."""
+"""Name, text, and a function that returns a tenant's value, or `None` if the value is unknown."""
 
 
 def _use(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float | None]:
-    """A value from the tenant's region, if that is readable."""
+    """Return a function that reads a value of a tenant's region; `None` if it is unreadable."""
     return lambda of: None if of.use is None else value(of.use)
 
 

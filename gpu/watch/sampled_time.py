@@ -1,9 +1,10 @@
-"""The GPU time that processes used, from the driver's samples.
+"""Computes the GPU time that processes used from the driver's samples.
 
 The driver looks at a GPU once per window (1/6 to 1 s by NVML's documentation) and attributes the
-whole window to one process. A sample has the mean use of a process since the last query in
-hundredths, and the end of the last window attributed to it. So the use of processes that share a
-GPU is correct only on average. docs/developers/gpu-library.md has measurements.
+whole window to one process. A sample of a process has its mean use since the last query, in
+hundredths, and the end of the last window that the driver attributed to the process. So the use of
+processes that share a GPU is correct only on average. docs/developers/gpu-library.md has
+measurements.
 """
 
 from collections.abc import Collection
@@ -12,7 +13,7 @@ import msgspec
 
 from gpu.driver.nvml import Utilization
 
-ROUNDING = 0.01  # of a period
+ROUNDING = 0.01  # the driver rounds to hundredths of a period
 
 _SHORTEST_WINDOW, _LONGEST_WINDOW = 0.1, 1.0  # seconds
 _US = 1e-6
@@ -36,16 +37,17 @@ class UsedTime(msgspec.Struct, frozen=True):
 class SampledTime:
     def __init__(self) -> None:
         self.since_us = 0  # the newest sample by the driver's clock
-        self.variance = 0.0  # of the last answer, in seconds², of any processes together
-        self._asked = 0.0
+        self.variance = 0.0  # of the last answer, for any set of processes, in seconds²
+        self._asked = 0.0  # the time of the last call
         self._idle = True  # the last answer had no process
         self._window = _LONGEST_WINDOW
 
     def add(self, samples: Collection[Utilization], now: float) -> dict[int, UsedTime]:
-        """The use by pid since the last call. `samples` are those after `since_us`.
+        """The use by pid since the last call. `samples` are newer than `since_us`.
 
-        `now` is of any clock, in seconds. The use before the first sample is unknown. After a
-        pause, at most the time since the last query plus one window counts.
+        `now` is the time in seconds, by any steady clock. The use before the first sample is
+        unknown and does not count. After a pause, at most the time since the last call plus one
+        window counts.
         """
         passed, self._asked = now - self._asked, now
         idle, self._idle = self._idle, not samples
@@ -57,7 +59,7 @@ class SampledTime:
             length = min(period, passed + self._window)
         if since == 0 or (idle and not samples):
             length = 0.0
-        # The largest variance: a process in half of the windows has it.
+        # The largest possible variance: that of a process in half of the windows.
         self.variance = length * self._window / 4
         return {
             sample.pid: UsedTime(sample.sm * length, ROUNDING * length)

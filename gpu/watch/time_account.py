@@ -1,17 +1,18 @@
-"""Compares the payments of a group for GPU time with its use.
+"""Compares the GPU time that a group paid for with the GPU time that it used.
 
 The gate makes a group pay an estimate before each launch. The driver reports the use up to a tick
 later. The use since any moment has two bounds:
 
     use of the finished launches  <=  use  <=  use of all launches
 
-A group that used more than it paid must pay the rest. A group that paid more for its finished
-launches than it used gets a refund. `after_tick` settles both. kappa is the factor that corrects
-the estimates: use / estimate. It is bounded in the same way, by the estimates of the finished
-launches and of all launches.
+A group that used more than it paid must pay the difference. A group that paid more for its finished
+launches than it used gets a refund of the difference. `after_tick` settles both.
 
-The launches of a killed process never finish. They count as finished once the group has neither
-launched nor used anything for a while.
+kappa = use / estimate is the factor that corrects the estimates. Its two bounds come from the
+estimates of the finished launches and of all launches.
+
+The launches of a killed process never finish. These launches count as finished once the group has
+launched nothing and used no time for `_STILL` ticks.
 
 Times are in seconds; points in time are of CLOCK_MONOTONIC.
 """
@@ -25,14 +26,14 @@ from gpu.watch.sampled_time import UsedTime
 TICKS = 60  # points from which kappa is computed
 LONGEST_TICK = 2.0  # longer ticks are too inaccurate to settle
 LEAST_KAPPA, MOST_KAPPA = 1 / 16, 16.0
-SMALL_DEBT = 0.002  # GPU time that is not settled: limits are not written for less
-SMALL_CHANGE = 0.01  # of kappa: not applied
+SMALL_DEBT = 0.002  # seconds; a smaller difference is not worth a write of `limits`
+SMALL_CHANGE = 0.01  # as a fraction of kappa; smaller changes are not applied
 
 _SURE = 2  # standard deviations; smaller differences may be chance
-_MANY = 12  # times a part of a sum: then the part is negligible
-_FEW = 3  # points: with fewer the driver's delay matters too much
-_FADING = 0.95  # factor of log(kappa) per tick, within the range of chance
-_STILL = 4  # ticks without use and launches, after which no launch is unfinished
+_MANY = 12  # a part is negligible in a sum that is this many times as large
+_FEW = 3  # points; with fewer points the driver's delay matters too much
+_FADING = 0.95  # factor of log(kappa) per tick, as far as the bounds of kappa permit
+_STILL = 4  # ticks without use and launches: after them no launch counts as unfinished
 
 
 class LaunchTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ class Point(msgspec.Struct, frozen=True):
     """The state of an account at the end of a tick."""
 
     at: float
-    used: UsedTime  # the payments for finished launches at the start, and the use since then
+    used: UsedTime  # payments for finished launches at the account's start, plus use since then
     times: LaunchTimes
 
     @property
@@ -58,9 +59,9 @@ class Point(msgspec.Struct, frozen=True):
 
 class TimeAccount(msgspec.Struct, frozen=True):
     points: tuple[Point, ...]  # after the last ticks, the oldest first
-    fitted: UsedTime = UsedTime()  # `used` after the last tick in which it was within its bounds
+    fitted: UsedTime = UsedTime()  # `used` after the last tick that was settled or in bounds
     lost: float = 0.0  # estimates of launches that never finish
-    lost_paid: float = 0.0  # payments for them
+    lost_paid: float = 0.0  # payments for these launches
 
 
 def begun(times: LaunchTimes, settled: float, at: float) -> TimeAccount:
@@ -78,9 +79,10 @@ def after_tick(
     kappa: float,
     longest: float,
 ) -> tuple[TimeAccount, float, float]:
-    """Settle a tick in which the group used `used`. `longest` estimates its longest kernel.
+    """Settle a tick in which the group used `used`.
 
-    Returns the account, the GPU time settled in all, and kappa.
+    `longest` is the estimate of the group's longest kernel. Returns the new account, the sum of all
+    settled GPU time, and the new kappa.
     """
     last = account.points[-1]
     if at - last.at > LONGEST_TICK:
@@ -115,7 +117,7 @@ def _doubt(first: UsedTime, last: UsedTime) -> float:
 
 
 def _lost(account: TimeAccount, used: UsedTime, times: LaunchTimes) -> tuple[float, float]:
-    """The estimates of launches that never finish, and the payments for them."""
+    """The estimates of the launches that never finish, and the payments for these launches."""
     lost, paid = times.launched - times.finished, times.paid - times.paid_finished
     recent = account.points[-_STILL:]
     still = used.seconds == 0 and all(
@@ -128,14 +130,14 @@ def _lost(account: TimeAccount, used: UsedTime, times: LaunchTimes) -> tuple[flo
 
 
 def _kappa(points: tuple[Point, ...], kappa: float, longest: float) -> float:
-    """The factor that corrects the estimates, as far as these points determine it."""
+    """The new kappa: the old `kappa`, changed as far as these points determine the factor."""
     first, before, last = points[0], points[-2], points[-1]
     used = last.used.seconds - first.used.seconds
     doubt = _doubt(first.used, last.used)
     launched = last.times.launched - first.times.finished  # all launches that can be in `used`
     ended = before.times.finished - first.times.launched  # launches that must be in `used`
     counted = last.times.finished - first.times.finished
-    part = max(longest, first.unfinished, last.unfinished)  # may be in `used` in part
+    part = max(longest, first.unfinished, last.unfinished)  # may be in `used` only in part
     rounding = last.used.rounding - first.used.rounding
     if len(points) > _FEW and used > _MANY * rounding and counted > _MANY * part:
         mean = used / counted

@@ -1,7 +1,7 @@
 """Compares the use of each GPU, as the driver reports it, with the limits of the groups.
 
 The driver counts all memory of a process, also allocations that the shims do not see. `enforcement`
-acts on the result.
+acts on the samples.
 """
 
 import logging
@@ -30,18 +30,18 @@ _log = logging.getLogger(__name__)
 
 
 class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant on its GPU, in bytes. `None`: unknown."""
+    """The figures of one tenant on its GPU. `None`: unknown."""
 
     tenant: Tenant
     uuid: str  # of the GPU
     minor: int | None  # N of /dev/nvidiaN
     limit: Limit
     use: RegionUse | None  # `None`: the tenant has damaged its region
-    processes: int  # registered, living ones
+    processes: int  # number of registered, living processes
     overhead_bytes: int  # measured contexts and modules
-    device_bytes: int | None = None  # use of its processes as the driver reports it
-    overuse_bytes: int | None = None  # above the limit and the tolerance
-    utilization: float | None = None  # of the GPU's time, 0 to 1
+    device_bytes: int | None = None  # use of the tenant's processes, as the driver reports it
+    overuse_bytes: int | None = None  # use above the limit and the tolerance
+    utilization: float | None = None  # the used fraction of the GPU's time, 0 to 1
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class Watch:
 
     Args:
         groups: the groups.
-        tenants: the holders of the groups; other groups are ignored.
+        tenants: the holders of the groups; groups without a holder are ignored.
         living: the registered processes.
         owned: returns the minor numbers of GPUs to observe even without groups, by UUID.
     """
@@ -94,7 +94,7 @@ class Watch:
     def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
         """Take a sample.
 
-        Without NVML the sample has only the groups' own figures, and `problem`.
+        If `nvml` is `None`, the sample has only the figures from the groups' files, and `problem`.
         """
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
         files = self._read(tenants)
@@ -130,12 +130,15 @@ class Watch:
         )
 
     def tick(self, nvml: Nvml) -> dict[tuple[str, str], UsedTime]:
-        """The time that each group used of each GPU since the last tick, if it used any."""
+        """The time that each group used of each GPU since the last tick.
+
+        Leaves out groups that used no time.
+        """
         reported: dict[str, dict[int, UsedTime]] = {}
         for uuid in list(self._capacities):
             sampled = self._sampled.setdefault(uuid, SampledTime())
             if sampled.since_us > time.time_ns() // 1000 + _AHEAD_US:
-                # The wall clock was set back: the driver has no samples after that time.
+                # The wall clock was set back: the driver has no samples newer than `since_us`.
                 del self._sampled[uuid]
                 continue
             try:
@@ -151,7 +154,7 @@ class Watch:
         return used
 
     def _utilization(self) -> dict[tuple[str, str], float]:
-        """The fraction of the GPU's time since the last sample, by group and GPU."""
+        """The fraction of time that each group used of each GPU since the last sample."""
         used, self._used_since_look = self._used_since_look, defaultdict(float)
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
@@ -185,7 +188,7 @@ class Watch:
         return files
 
     def _regions(self, files: Mapping[str, GroupFiles]) -> "dict[str, _RegionContent]":
-        """The content of the groups' regions; empty for a damaged region."""
+        """The content of the groups' regions. The content of a damaged region is empty."""
         contents = {}
         for group, known in files.items():
             contents[group] = _RegionContent({}, None)

@@ -406,6 +406,6 @@ def test_log_says_once_why_an_id_is_unfit_and_when_it_is_fit_again(
     ids = f"{HCA}: {FIRST}-0 and 1 more"
     assert caplog.messages == [
         f"{ids}: the RDMA device of {FIRST} is in another network namespace: it is back when "
-        "that is gone",
+        "that namespace is gone",
         f"{ids}: healthy",
     ]

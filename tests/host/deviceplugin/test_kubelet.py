@@ -211,7 +211,7 @@ def test_the_checkpoint_is_enough_where_pod_resources_is_not_there(
     others()
     kubelet.admit("pod", [wants("b"), wants("a")], uid="u-1")
     kubelet.stop()
-    with pytest.raises(KubeletUnreadable, match="does not exist: is the kubelet running"):
+    with pytest.raises(KubeletUnreadable, match="does not exist: check that the kubelet runs"):
         reader.from_pod_resources(paths)
     rows = of_pod(paths, "pod", "u-1")
     assert [row.container for row in rows] == ["a", "b"]

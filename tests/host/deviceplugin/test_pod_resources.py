@@ -62,7 +62,7 @@ def test_absent_kubelet_is_reported_and_its_return_is_noticed_at_once(
     kubelet: Kubelet, connection: PodResourcesClient, channels: list[grpc.Channel]
 ) -> None:
     for _ in range(3):
-        with pytest.raises(KubeletUnreadable, match="does not exist: is the kubelet running"):
+        with pytest.raises(KubeletUnreadable, match="does not exist: check that the kubelet runs"):
             connection.list(0.5)
     kubelet.start()
     assert not connection.list(PATIENCE).pod_resources

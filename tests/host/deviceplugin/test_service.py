@@ -93,7 +93,7 @@ def test_mistake_in_the_file_is_logged_and_the_last_configuration_stays(
     configure(server, {"name": HCA, "slots": 0})
     until(lambda: errors(caplog))
     (told,) = errors(caplog)
-    assert "slots" in told and "the previous one is used" in told
+    assert "slots" in told and "keeping the previous one" in told
     kubelet.admit("worker-0", [{"name": "main", "limits": {HCA: 1}}])
     configure(server, {"name": HCA, "slots": 2})
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)
@@ -118,7 +118,7 @@ def test_second_instance_waits_and_takes_over(server: Paths, kubelet: Kubelet) -
         kubelet.admit("worker-0", [{"name": "main", "limits": {HCA: 1}}])
         before = checkpoint.read(server)
         with running(server) as second:
-            until(lambda: "another one is running" in second.log)
+            until(lambda: "another device plugin runs" in second.log)
             assert kubelet.count("Register", HCA) == 1
             first.kill()
             kubelet.wait(lambda: kubelet.count("Register", HCA) == 2)

@@ -67,4 +67,4 @@ def test_driver_gives_the_gpus_memory_if_pools_do_not(
     found = examine()("GPU nodes")
 
     assert "nvidia0: No such file" in found[0].seen
-    assert not any("how much memory" in each.seen for each in found)
+    assert not any("the size of the memory" in each.seen for each in found)

@@ -64,7 +64,7 @@ def test_refusal_in_an_unheld_group_is_only_logged(
     with container.client(node.socket("a")) as client:
         assert client.register(0)[0] == layout.STATUS_STRANGER
     assert node.refused() == []
-    assert f"group a: no container holds it: process {client.pid} was refused" in caplog.text
+    assert f"group a: no container holds it: refused process {client.pid}" in caplog.text
 
 
 def test_process_that_the_agent_cannot_enter_is_reported(

@@ -56,7 +56,7 @@ def test_a_pod_is_told_once_and_again_when_it_is_killed() -> None:
         (KILLED, "a"),
     ]
     assert api.events[0][1] == (
-        "container main uses 3072 MiB of GPU-1, and may use 2048 MiB: nothing is done "
+        "container main uses 3072 MiB of GPU-1, but may use only 2048 MiB: no process is killed "
         "(onOveruse: report)"
     )
 

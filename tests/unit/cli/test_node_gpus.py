@@ -226,7 +226,7 @@ def _of_another_gpu(server: GpuServer, group: str) -> None:
 def test_a_gpu_whose_limits_cannot_be_kept_says_why(paths: Paths, shell: Shell) -> None:
     GpuServer(paths)
     (paths.shims / "libpfcuda.so").unlink()
-    why = f"its limits cannot be kept: {paths.shims} has no libpfcuda.so"
+    why = f"the node cannot enforce its limits: {paths.shims} has no libpfcuda.so"
 
     assert all(why in gpu["fault"] for gpu in _gpus(shell))
     assert why in shell("devices").out

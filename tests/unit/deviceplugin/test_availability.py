@@ -37,7 +37,10 @@ def test_hca_whose_rdma_device_is_in_a_pod_is_that_pods_alone() -> None:
     away = replace(TWO[0], rdma=())
     shared = pool([away], mode="shared", slots=2)
     found = unavailable(shared, {}, held(shared, f"{A}-0", TWO[0]))
-    why = f"the RDMA device of {A} is in another network namespace: it is back when that is gone"
+    why = (
+        f"the RDMA device of {A} is in another network namespace: it is back when that namespace "
+        "is gone"
+    )
     assert found == {f"{A}-1": why}
 
 

@@ -100,16 +100,16 @@ def pool(text: str) -> bytes:
         ),
         (
             pool("name: rdma/b, rdma: false, nodes: [umad]"),
-            "f: pools[1].nodes: asks for RDMA devices, but the pool has rdma: false: remove one",
+            "f: pools[1].nodes: needs RDMA devices, but the pool has rdma: false: remove one",
         ),
         (
             pool("name: rdma/b, rdma: false, selectors: [{}, {isRdma: true}]"),
-            "f: pools[1].selectors.isRdma: asks for RDMA devices, but the pool has rdma: false",
+            "f: pools[1].selectors.isRdma: needs RDMA devices, but the pool has rdma: false",
         ),
         (pool("name: rdma/b, rdma: 'no'"), "f: pools[1].rdma: 'no': expected bool, got str"),
         (
             b"pools: []\nperiodicUpdateInterval: 3",
-            "f: periodicUpdateInterval: goes with configList",
+            "f: periodicUpdateInterval: is only for files with configList",
         ),
         (b"pools: &a [*a]", "f: pools[0]: expected keys with values, got [[...]]"),
         (pool("name: rdma/b, slot: 3"), 'f: pools[1].slot: unknown key: did you mean "slots"?'),
@@ -142,18 +142,18 @@ def pool(text: str) -> bytes:
         ),
         (
             pool("name: rdma/b, mode: exclusive, slots: 3"),
-            "f: pools[1].slots: is for mode shared, this pool's is exclusive: remove it",
+            "f: pools[1].slots: is for mode shared, but this pool has mode exclusive: remove it",
         ),
         (
             pool("name: rdma/b, amount: 3"),
-            "f: pools[1].amount: is for mode all, this pool's is shared",
+            "f: pools[1].amount: is for mode all, but this pool has mode shared",
         ),
         (
             pool("name: rdma/b, mode: all, placement: pack"),
-            "f: pools[1].placement: is for mode shared, this pool's is all",
+            "f: pools[1].placement: is for mode shared, but this pool has mode all",
         ),
         (pool("name: hca"), "f: pools[1].name: 'hca': write domain/name"),
-        (pool("name: rdma/a"), "f: rdma/a: the resource already exists"),
+        (pool("name: rdma/a"), "f: rdma/a: two pools have this resource"),
         (
             b"pools: [{name: a.b/c-d}, {name: a-b/c.d}]",
             "f: a.b/c-d and a-b/c.d: both would use the environment variable PCIDEVICE_A_B_C_D",

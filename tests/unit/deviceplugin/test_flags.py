@@ -69,8 +69,8 @@ def test_flags_of_shared_gpu_are_a_pool_of_gpus(
         (["-gpu-duplication-factor=10001"], "expected a number from 1 to 10000"),
         (["-host-path=nvidia"], "-host-path, -container-path.host: 'nvidia'"),
         (["-plugin-directory="], "-plugin-directory: is empty"),
-        (["-host-path=/a", "-master=ib0"], "-host-path and -master: belong to two different"),
-        (["-host-path=/a", "-config=/b"], "-host-path and -config: belong to two different"),
+        (["-host-path=/a", "-master=ib0"], "-host-path and -master: are flags of two different"),
+        (["-host-path=/a", "-config=/b"], "-host-path and -config: are flags of two different"),
     ],
 )
 def test_flags_of_shared_gpu_are_checked(arguments: list[str], error: str) -> None:
@@ -132,12 +132,15 @@ def test_other_arguments_are_handed_back_in_their_order() -> None:
         (["-resource-amount", "٣"], "-resource-amount: '٣': expected a number"),
         (
             ["-resource-amount=1", "-resouce-amount=2"],
-            "-resouce-amount: is given twice, as '1' and",
+            "-resouce-amount: has two values, '1' and",
         ),
         (["-resource-name", "hca"], "-resource-name: 'hca': write domain/name"),
         (["-master", "a b"], "-master: 'a b': is not an interface name"),
         (["-master", "a#1"], "-master: 'a#1': is not an interface name"),
-        (["-master", "a", "-resource-amount", "1"], "-master and -resource-amount: belong to two"),
+        (
+            ["-master", "a", "-resource-amount", "1"],
+            "-master and -resource-amount: are flags of two",
+        ),
         (["--config", "/a", "-resource-name", "a/b"], "-config and -resource-name: both define"),
         (["-resource-prefix", "a", "-master="], "-resource-prefix and -master: both define"),
     ],

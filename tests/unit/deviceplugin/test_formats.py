@@ -113,7 +113,7 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
         ),
         (
             {"configList": [mellanox(), mellanox()]},
-            "f: rdma/hca_shared_devices_a: the resource already exists",
+            "f: rdma/hca_shared_devices_a: two pools have this resource",
         ),
         (
             {"configList": [mellanox(rdmaHcaMax=-100)]},
@@ -121,7 +121,7 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
         ),
         (
             {"configList": [mellanox(rdmaHcaMax=100_000)]},
-            "f: configList[0].rdmaHcaMax: 100000: is more than the kubelet takes (52428)",
+            "f: configList[0].rdmaHcaMax: 100000: is more than the kubelet accepts (52428)",
         ),
         (
             {"configList": [mellanox(devices=["ib0"])]},
@@ -287,7 +287,7 @@ def test_rdma_is_given_only_where_a_selector_asks() -> None:
             [sriov(resourceName="junk.net.0")],
             "f: resourceList[0].resourceName: 'junk.net.0': contains",
         ),
-        ([sriov(), sriov()], "f: intel.com/sriov_net: the resource already exists"),
+        ([sriov(), sriov()], "f: intel.com/sriov_net: two pools have this resource"),
         (
             [sriov(), sriov(resourceName="sriov-net")],
             "f: intel.com/sriov_net and intel.com/sriov-net: both would use",
@@ -370,7 +370,9 @@ def test_one_file_may_have_pools_of_every_form(keys: tuple[str, ...]) -> None:
 
 def test_a_resource_may_be_there_once_in_all_forms_together() -> None:
     text = {"pools": [{"name": "intel.com/sriov_net"}], "resourceList": [sriov()]}
-    with pytest.raises(ConfigError, match=r"^f: intel\.com/sriov_net: the resource already exists"):
+    with pytest.raises(
+        ConfigError, match=r"^f: intel\.com/sriov_net: two pools have this resource"
+    ):
         parse(json.dumps(text).encode(), "f")
 
 

@@ -46,7 +46,7 @@ def test_file_without_the_key_has_no_pool_of_gpus() -> None:
         ("[{mode: replicas, name: a/b, replicas: 0}]", r"gpus\[0\].replicas: 0"),
         ("[{mode: replicas, name: a/b, replicas: 1, unit: 1Gi}]", "is for mode units"),
         ("[{mode: replicas, name: a/b, replicas: 1, replica: 1}]", 'did you mean "replicas"'),
-        ("[{mode: replicas, name: a/b, replicas: 1, devices: [gpu0]}]", "neither a PCI address"),
+        ("[{mode: replicas, name: a/b, replicas: 1, devices: [gpu0]}]", "neither the PCI address"),
         (
             "[{mode: replicas, name: a/b, replicas: 1, driverMount: {host: x, container: /y}}]",
             r"gpus\[0\].driverMount.host: 'x'",
@@ -57,7 +57,7 @@ def test_file_without_the_key_has_no_pool_of_gpus() -> None:
         ),
         (
             "[{mode: replicas, name: a/b, replicas: 1}, {mode: replicas, name: a/b, replicas: 2}]",
-            "a/b: the resource already exists",
+            "a/b: two pools have this resource",
         ),
     ],
 )
@@ -67,7 +67,7 @@ def test_mistake_is_an_error_that_names_the_key(text: str, error: str) -> None:
 
 
 def test_resource_of_hcas_is_not_taken_again() -> None:
-    with pytest.raises(ConfigError, match="rdma/hca: the resource already exists"):
+    with pytest.raises(ConfigError, match="rdma/hca: two pools have this resource"):
         parse(b"gpus: [{mode: replicas, name: rdma/hca, replicas: 2}]", "config.yaml")
 
 
@@ -107,15 +107,18 @@ def test_every_key_is_in_the_document() -> None:
         ("[{}]", r"gpus\[0\].shapes: is required in mode slices"),
         ("[{shapes: [{name: a/b, memory: 1Gi}]}]", r"shapes\[0\].compute: is required"),
         ("[{shapes: [{name: a/b, memory: 1Gi, compute: 101}]}]", r"shapes\[0\].compute: 101"),
-        ("[{shapes: [{name: a/b, memory: 1GB, compute: 1}]}]", "expected bytes, such as"),
-        ("[{mode: units, unit: 1Mi}]", "would be 81920 ids, and a kubelet accepts 52428"),
-        ("[{mode: units, name: a/b}]", "is for mode replicas, this pool's is units"),
+        (
+            "[{shapes: [{name: a/b, memory: 1GB, compute: 1}]}]",
+            "expected a number of bytes, such as",
+        ),
+        ("[{mode: units, unit: 1Mi}]", "would have 81920 ids, but a kubelet accepts 52428"),
+        ("[{mode: units, name: a/b}]", "is for mode replicas, but this pool has mode units"),
         (
             "[{driverMount: {}, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",
-            r"gpus\[0\].driverMount: is for mode replicas, this pool's is slices",
+            r"gpus\[0\].driverMount: is for mode replicas, but this pool has mode slices",
         ),
-        ("[{mode: units, memory: true}]", "gpus.0..memory: True: expected bytes"),
-        ("[{mode: units, memoryName: a/b, computeName: a/b}]", "a/b: the resource already exists"),
+        ("[{mode: units, memory: true}]", "gpus.0..memory: True: expected a number of bytes"),
+        ("[{mode: units, memoryName: a/b, computeName: a/b}]", "a/b: two pools have this resource"),
     ],
 )
 def test_mistake_in_shares_is_an_error_that_names_the_key(text: str, error: str) -> None:

@@ -34,7 +34,7 @@ def test_every_key_is_read() -> None:
     [
         ("{onOverus: kill}", 'gpuLimits.onOverus: unknown key: did you mean "onOveruse"'),
         ("{require: none}", "gpuLimits.require: unknown key"),
-        ("{driverRoot: run/nvidia}", "gpuLimits.driverRoot: 'run/nvidia': expected the path"),
+        ("{driverRoot: run/nvidia}", "gpuLimits.driverRoot: 'run/nvidia': write a directory"),
         ("{driverRoot: /run/../nvidia}", "gpuLimits.driverRoot: '/run/../nvidia'"),
         ("{onOveruse: stop}", "gpuLimits.onOveruse: 'stop': expected one of report, kill"),
     ],

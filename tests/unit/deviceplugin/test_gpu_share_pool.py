@@ -83,7 +83,7 @@ def test_gpu_of_unknown_memory_is_not_offered_and_named(pool: SharePool) -> None
     assert [gpu.node.name for gpu in pool.gpus.values()] == ["nvidia1"]
     assert pool.problem is not None
     assert "nvidia0" in pool.problem
-    assert "write `memory` into the pool" in pool.problem
+    assert "set `memory` of the pool" in pool.problem
 
 
 def test_configured_memory_replaces_nvmls(pool: SharePool) -> None:

@@ -72,7 +72,7 @@ def test_id_of_ours_that_is_not_written_down_yet_is_no_answer(holding: Holding) 
     """After a damaged checkpoint was set aside, until the device plugin has asked the kubelet."""
     holding.give(POD, {A: [A]})
     checkpoint.write(holding.paths, [], {HCA: []})
-    with pytest.raises(Unknown, match=f"pod {POD} holds {A} of rdma/hca, which .* does not have"):
+    with pytest.raises(Unknown, match=f"pod {POD} holds {A} of rdma/hca, but .* lacks it"):
         pod_devices.given_to(holding.paths, POD)
     holding.kubelets_checkpoint.unlink()
     with pytest.raises(Unknown, match="cannot tell which HCAs"):
@@ -165,7 +165,7 @@ def test_kubelet_that_cannot_be_asked_is_no_answer(holding: Holding) -> None:
     holding.kubelets_checkpoint.unlink()
     with pytest.raises(Unknown) as caught:
         pod_devices.given_to(holding.paths, POD)
-    assert f"cannot tell which HCAs pod {POD} was given: " in str(caught.value)
+    assert f"cannot tell which HCAs pod {POD} has: " in str(caught.value)
     assert str(holding.paths.pod_resources) in str(caught.value)
     assert str(holding.kubelets_checkpoint) in str(caught.value)
 

@@ -101,7 +101,7 @@ def test_a_list_too_long_for_the_kubelet_has_fewer_slots_of_each_and_says_so() -
     made = pool_of(PoolConfig(resource="a/b", slots=1000), many)
     assert len(made.slots) == MOST_IDS // 100 * 100 <= MOST_IDS
     assert made.problem is not None
-    assert made.problem.startswith("a/b: 1000 slots of 100 HCAs are more than the kubelet")
+    assert made.problem.startswith("a/b: 1000 slots of 100 HCAs are more ids than the kubelet")
     assert pool_of(PoolConfig(resource="a/b", slots=1000), many[:52]).problem is None
 
 

@@ -169,7 +169,9 @@ def test_ids_of_two_gpus_are_memory_of_one(node: GpuNode, kubelet: Kubelet) -> N
 
 
 def test_time_alone_is_refused(node: GpuNode, kubelet: Kubelet) -> None:
-    with pytest.raises(NotStarted, match="asks for alnair/vgpu-compute alone"):
+    with pytest.raises(
+        NotStarted, match=r"requests time of a GPU .alnair/vgpu-compute. without memory"
+    ):
         kubelet.admit("trainer", [container(compute=50)])
 
 
@@ -298,5 +300,5 @@ def test_slice_that_does_not_fit_is_refused_though_the_kubelet_has_an_old_list(
 
 
 def test_slices_of_two_shapes_are_refused(slices: GpuNode, kubelet: Kubelet) -> None:
-    with pytest.raises(NotStarted, match="slices of one shape"):
+    with pytest.raises(NotStarted, match="slices of one shape only"):
         kubelet.admit("trainer", [container(others={SMALL: 1, LARGE: 1})])
