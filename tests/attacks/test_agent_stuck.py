@@ -157,7 +157,7 @@ def test_agent_is_unhealthy_when_no_worker_is_left_and_systemd_hears_no_more(
             "them): restart the agent\n"
         )
         assert node.get("/readyz") == (503, text)
-        until(lambda: "systemd is going to end it" in node.service.log.read_text())
+        until(lambda: "systemd will end it" in node.service.log.read_text())
         manager.setblocking(False)
         told = b""
         with pytest.raises(BlockingIOError):
