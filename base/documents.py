@@ -35,7 +35,7 @@ def read(path: Path) -> bytes:
             raise DocumentError(f"{path}: is not a regular file: replace or remove it")
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise DocumentError(f"{path}: is larger than {MAX_BYTES} bytes")
+        raise DocumentError(f"{path}: is larger than {MAX_BYTES} bytes: shorten it")
     return content
 
 
@@ -115,7 +115,7 @@ def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - 
     if shape is object:
         return value
     try:
-        # NaN passes every comparison with a limit.
+        # Every comparison of NaN with a limit is false, so NaN would pass the checks.
         if value != value:
             raise msgspec.ValidationError("Expected a number")
         return msgspec.convert(value, type=shape)

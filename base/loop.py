@@ -23,7 +23,7 @@ _failures: Counter[str] = Counter()
 class StepThread:
     """A thread that repeats `step` from `start` to `close`; `name` is for the log.
 
-    `close` waits up to `join` seconds until a running step ends. With `None` there is no limit.
+    `close` waits up to `join` seconds until a running step ends. With `None` it waits without a limit.
     """
 
     def __init__(self, name: str, join: float | None = JOIN) -> None:
