@@ -53,7 +53,7 @@ def seconds(text: str) -> float:
 def file(text: str) -> Path:
     """A file's path. Refuses the empty text that a script's unset variable gives."""
     if not text:
-        raise ArgumentTypeError("the file name is empty: name a file, or remove the option")
+        raise ArgumentTypeError("the path is empty: write a path, or remove the option")
     return Path(text)
 
 

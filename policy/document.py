@@ -226,7 +226,7 @@ def _rule(value: object, where: str, policy: str) -> Rule:
     fields = _keys(value, keys, where)
     for key in ("name", "subjects"):
         if key not in fields:
-            raise DocumentError(f"{where}.{key}: is missing: add it, every rule needs it")
+            raise DocumentError(f"{where}.{key}: is missing: every rule needs this key")
     name = documents.convert(fields["name"], str, f"{where}.name")
     if not _NAME.fullmatch(name):
         raise DocumentError(
@@ -334,7 +334,7 @@ def _fixed(value: object, where: str) -> dict[str, Any]:
         first, last = (read, read) if isinstance(read, str) else read
         if is_pattern or first != last:
             raise DocumentError(
-                f"{where}.{key}: {documents.shown(item)}: write one value, not a range"
+                f"{where}.{key}: {documents.shown(item)}: write one value, no range or pattern"
             )
         fields[key] = bool(first) if FIXABLE[key] == "switch" else first
     for key in ("vlanProto", "vlanQoS"):

@@ -99,7 +99,9 @@ def test_calls_that_hang_delay_others_only_until_their_deadline(node: Node) -> N
     assert node.get("/healthz") == (200, "serving\n")
     status, text = node.get("/readyz")
     assert status == 503
-    assert text.startswith("4 of 4 workers are stuck in calls that do not end: ")
+    assert text.startswith(
+        "4 of 4 workers are stuck in calls that do not end (the log names them): "
+    )
     for client in hanging:
         client.close()
 

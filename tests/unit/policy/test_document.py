@@ -163,7 +163,7 @@ def test_a_mistake_is_told_by_its_key(change: dict[str, Any], said: str) -> None
         ({"key": "k", "operator": "In"}, ".values: operator In needs 1 to 256 values"),
         (
             {"key": "k", "operator": "Exists", "values": ["v"]},
-            ".values: operator Exists takes none",
+            ".values: operator Exists takes no values",
         ),
     ],
 )
