@@ -67,7 +67,7 @@ class Departure(StepThread):
     """A thread that watches whether the node is empty, until `close`.
 
     The thread calls `tell` with the state as a line of text. It calls `stop` once the node is empty
-    (then `empty` is true), or once another agent stands by that attaches pods.
+    (then `empty` is true), or once an agent that attaches pods stands by.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Departure(StepThread):
 
 
 def left(paths: Paths, store: StoreFiles) -> str:
-    """A text such as "2 attachments, 3 addresses" with the attachments, addresses and containers on
-    the node.
+    """The numbers of attachments, addresses and containers on the node, as a text such as "2
+    attachments, 3 addresses".
 
     Returns "" if the node is empty.
 

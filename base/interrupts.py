@@ -29,8 +29,8 @@ class Bound(Generic[V, T]):
     """A context manager that sets a context variable, returns the value, and resets the variable at
     the end.
 
-    contextlib.contextmanager would cost three times as much, and an agent uses this three times in
-    each call.
+    contextlib.contextmanager would cost three times as much, and an agent uses this class three
+    times in each call.
     """
 
     def __init__(self, variable: ContextVar[V | T], value: T) -> None:
@@ -50,7 +50,7 @@ class Bound(Generic[V, T]):
 class Terminated(BaseException):
     """The call must end now and undo its work.
 
-    It is not an Exception, so that no handler of failures catches it.
+    It is not a subclass of Exception, so that `except Exception` does not catch it.
     """
 
 

@@ -37,8 +37,8 @@ class LockFile:
         timeout: seconds to wait while another call holds the lock. With 0 there is one attempt.
         keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
             that no files accumulate, and the next holder creates a new file.
-        stay_open: keep the file open between two uses, until `close`. If `path` has become another
-            file, that file is opened. Only one thread at a time may use the object.
+        stay_open: keep the file open between two uses, until `close`. If another file is at `path`
+            then, that file is opened. Only one thread at a time may use the object.
         pause: seconds between the first two attempts. Pauses double up to `longest_pause`.
 
     `with` raises Busy after `timeout`, OSError if the file cannot be used, and Terminated if the

@@ -23,7 +23,7 @@ _failures: Counter[str] = Counter()
 class StepThread:
     """A thread that repeats `step` from `start` to `close`; `name` is for the log.
 
-    `close` waits up to `join` seconds until a running step ends. With `None` it waits without a limit.
+    `close` waits up to `join` seconds until a running step ends. `None` means without a limit.
     """
 
     def __init__(self, name: str, join: float | None = JOIN) -> None:
@@ -49,7 +49,7 @@ class StepThread:
     def close(self) -> None:
         """Stop the thread after the running step. May be called again.
 
-        If the step does not end within `join` seconds, it is left running, and ends with the
+        If the step does not end within `join` seconds, the step is left running, and ends with the
         process.
         """
         self._ended.set()

@@ -9,7 +9,7 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def printable(text: str) -> str:
-    """The text with line ends, escape sequences and direction marks escaped.
+    """Escape the line ends, escape sequences and direction marks in a text.
 
     So text from a pod or client cannot forge a line of a log.
     """
@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """The text as one printable line. A long word loses its end, a long text its middle.
+    """The text as one printable line. A long word loses its end, and a long text loses its middle.
 
     The end of the text stays, because it has the remedy. A text with non-ASCII characters may have
     a sixth of LONGEST characters, because JSON writes such a character in 6 bytes.

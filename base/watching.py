@@ -93,11 +93,11 @@ class Waker:
 class WatchedFile(StepThread):
     """Calls `changed` when the file's content may have changed, and once at the start.
 
-    `changed` reads the file. A thread calls it until `close`. The thread watches the directory,
-    because editors and ConfigMap mounts replace the file. It also checks the file every few
-    seconds, because inotify does not report every change: the directory may not exist yet, or the
-    file may be a link to another directory. The call at the start finds a change that came after
-    the caller read the file and before the watch began.
+    `changed` reads the file. A thread calls `changed` until `close`. The thread watches the
+    directory, because editors and ConfigMap mounts replace the file. It also checks the file every
+    few seconds, because inotify does not report every change: the directory may not exist yet, or
+    the file may be a link to another directory. The call at the start finds a change that came
+    after the caller read the file and before the watch began.
     """
 
     def __init__(

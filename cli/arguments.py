@@ -36,7 +36,7 @@ class Parser(ArgumentParser):
 
 
 def meant(word: str, valid: Collection[str]) -> str:
-    """The question with the nearest valid word that ends an error text.
+    """The end of an error text: a question that names the nearest valid word.
 
     Returns "" if no word is near.
     """

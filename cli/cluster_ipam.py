@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def connect(kubeconfig: Path | None) -> ClusterApi:
-    """The client of the API server. Raises ApiError if there is none."""
+    """Return a client of the API server. Raises ApiError if no API server is configured."""
     from kube.transport import KubernetesApi
 
     named = os.environ.get("KUBECONFIG")
@@ -186,7 +186,7 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
 def _freed(block: AddressBlock, api: ClusterApi) -> bool:
     """Free a block.
 
-    Returns False if the block still changes, which shows that its holder is alive.
+    Returns False if the block changes at each attempt, which shows that its holder is alive.
     """
     uid = block.metadata.uid
     for _ in range(ATTEMPTS):

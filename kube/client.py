@@ -64,10 +64,10 @@ class ClusterApi:
     """A client of the API server. Each call ends within `timeout` seconds, and may raise ApiError.
     Threads may share a client.
 
-    The client sends a change only once. If the answer is lost, it raises Unavailable. `writer` is
-    the field manager of changes and the source of events. Events also name the agent's `node`. Each
-    change except an event first calls `may_write`, and raises NotLeading if that returns False.
-    `errors` counts failed requests by verb and kind of error.
+    The client sends a change only once. If the answer is lost, the client raises Unavailable.
+    `writer` is the field manager of changes and the source of events. Events also name the agent's
+    `node`. Each change except an event first calls `may_write`, and raises NotLeading if
+    `may_write` returns False. `errors` counts failed requests by verb and kind of error.
     """
 
     def __init__(
@@ -136,8 +136,8 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Iterator[Listing[AnyResource]]:
-        """Like `list`, but yields page by page, for large objects of tenants. Raises WatchExpired
-        if a page expires. The caller must then begin again.
+        """Yield the pages of `list`, for large objects of tenants. Raises WatchExpired if a page
+        expires. The caller must then begin again.
         """
         what, where = f"list {kind.KIND}", encoding.path(kind, namespace)
         selected = ",".join(f"{name}={value}" for name, value in (fields or {}).items())

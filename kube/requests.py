@@ -70,7 +70,7 @@ class Pace:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Delay all requests for this time, which the server requested (Retry-After)."""
+        """Delay all requests by `seconds`, as the server requested (Retry-After)."""
         with self._lock:
             until = self._clock() + min(seconds, LONGEST_PAUSE)
             self._paused_until = max(self._paused_until, until)

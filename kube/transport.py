@@ -31,8 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class KubernetesApi(ClusterApi):
-    """A client for the cluster of this pod, or of a kubeconfig. Raises Refused without a cluster.
-    """
+    """A client of the cluster of this pod or of a kubeconfig. Raises Refused without a cluster."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class _Client:
 
 
 def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
-    """Read the whole body. A body that is late but complete is used. Raises AnswerTooLarge."""
+    """Read the whole body. Returns a complete body even if it is late. Raises AnswerTooLarge."""
     parts: list[bytes] = []
     size, is_late = 0, False
     try:

@@ -2,8 +2,8 @@
 
 One rule must list all values that an attachment uses (`use`). Each value leaves only the rules that
 list this value too. If no rule remains, the attachment is refused. Different rules may allow the
-options of an attachment (`set`): each option needs any rule for the pod that allows the option. If
-no rule is for the pod, `Policy.otherwise` applies.
+options of an attachment (`set`): one rule for the pod must allow each option. If no rule is for the
+pod, `Policy.otherwise` applies.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,8 +113,8 @@ class Allowance(msgspec.Struct, frozen=True):
     def not_settable(
         self, key: str, text: str, what: str, remedy: str = "use another value"
     ) -> NotAllowed:
-        """The error for an option that no rule allows in `set`. `text` begins the error's text, and
-        describes the request.
+        """The error for an option that no rule allows in `set`. The error text begins with `text`,
+        which describes the request.
         """
         return NotAllowed(
             f"{text} is not allowed for this namespace: no rule for it ({titled(self.rules)}) "
@@ -139,7 +139,8 @@ class Allowance(msgspec.Struct, frozen=True):
         return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-        """The values that the remaining rules fix for those of `keys` that `written` does not set.
+        """The values that the remaining rules fix for options in `keys` that `written` does not
+        set.
 
         `written` has the configuration's options. If the configuration spells an option in two
         ways, `written` has the value that the plugin uses.

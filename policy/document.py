@@ -86,7 +86,7 @@ class Subject(msgspec.Struct, frozen=True):
     namespace_selector: tuple[LabelRequirement, ...] | None = None
 
     def matches(self, namespace: str, labels: Labels) -> bool:
-        """Whether the subject has the pods of a namespace. Raises CNIError 11 if `labels` raises
+        """Whether the pods of a namespace match the subject. Raises CNIError 11 if `labels` raises
         it.
         """
         if self.namespaces is not None and not self.namespaces.allows(namespace):

@@ -171,7 +171,7 @@ class LauncherConnection:
     def gone(self) -> bool:
         """Ask the kernel whether the client has hung up. Any thread may call this.
 
-        The server's thread may notice a client that hangs up later than this does.
+        The server's thread may notice the end of the connection later than this function.
         """
         with self._lock:
             return self._gone()
@@ -187,7 +187,7 @@ class LauncherConnection:
         """Send the answer. Returns False if an answer was sent before.
 
         Args:
-            patience: seconds for the client to read it.
+            patience: seconds for the client to read the answer.
             wait_for_room: called if the answer does not fit the socket's buffer. `flush` sends the
                 rest.
             unless_begun: do nothing, and return False, if a worker has begun the call.

@@ -7,16 +7,16 @@ All integers are unsigned, 32 bits, most significant byte first. The launcher se
 
 where `name` is the name of the started executable. The environment is a list of `NAME=value`, with
 a NUL after each. The configuration is the launcher's standard input. If the launcher cannot read
-all of its input, it sends the errno of the failed read. With the first byte comes at most one
-descriptor: the file that CNI_NETNS names, as the launcher opened it. The launcher keeps its side
-open until it has the answer. So an end of file means that the launcher is gone. The agent answers
+all of its input, it sends the errno of the failed read. The launcher sends at most one descriptor,
+with the first byte: the file that CNI_NETNS names. The launcher keeps its side open until it has
+the answer. So an end of file means that the launcher is gone. The agent answers
 
     "pfa1"  status  exit code  standard error length  standard output length
     standard error  standard output
 
 with status 0 after a call. With status 1 the agent did not begin the call, and standard output has
-a CNI error. Status 2 is status 1 of an agent that is ending: the next agent may run the call.
-`cni/launcher/launcher.c` is the launcher.
+a CNI error. Status 2 means the same, and that this agent is ending: the next agent may run the
+call. `cni/launcher/launcher.c` is the launcher.
 """
 
 import struct

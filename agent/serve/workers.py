@@ -168,7 +168,7 @@ class Workers:
         return len(self._jobs)
 
     def close(self, timeout: float) -> bool:
-        """End each thread once no job waits or runs in it.
+        """End the threads after all jobs have ended.
 
         Returns whether all threads ended within `timeout` seconds.
         """

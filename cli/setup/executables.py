@@ -70,7 +70,7 @@ def is_ours(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether the path exists. A broken link exists."""
+    """Whether the path exists. A broken link counts as existing."""
     return path.is_symlink() or path.exists()
 
 
@@ -120,8 +120,8 @@ def locked(directory: Path) -> Iterator[None]:
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
     """Write executables to these paths, in this order. The caller holds `locked`.
 
-    Replaces existing files. A file whose path is a key of `kept` moves to the path that is the
-    value. A runtime that starts an executable meanwhile gets the old or the new file. All contents
+    Replaces existing files. `kept` maps the path of an existing file to the path to which that file
+    moves. A runtime that starts an executable meanwhile gets the old or the new file. All contents
     are on disk before the first rename. So a full disk cannot stop the function between two files.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
