@@ -1,8 +1,9 @@
 """Writes the output of commands, as tests ran them, into the documents.
 
-`python -m tools.use_it` writes docs/start/output.md after `make test-cluster` or its
-tests/cluster/test_readme.py. It also writes each block of a document that begins with `#
-podfabric`, after the tests that run these commands on simulated servers.
+`python -m tools.use_it` writes each block of a document that begins with `# podfabric`, after the
+tests that run these commands on simulated servers. The folder tests/unit/cli/printed has the
+outputs that no document shows. tests/cluster/printed.txt has the outputs of README's commands,
+after `make test-cluster` or its tests/cluster/test_readme.py. Documents show parts of this file.
 """
 
 import re
@@ -11,11 +12,11 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PRINTED = CHECKOUT / "build/vm/use-it.txt"
-PAGE = CHECKOUT / "docs/start/output.md"
+RECORD = CHECKOUT / "tests/cluster/printed.txt"
 README = CHECKOUT / "README.md"
-WIDEST = 160  # characters
-SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[This is what they print", re.M | re.S)
+SECTION = re.compile(r"^On a cluster with Multus:$.*?^\[Your first pod\]", re.M | re.S)
 PAGES = (README, *sorted((CHECKOUT / "docs").rglob("*.md")))
+KEPT = CHECKOUT / "tests/unit/cli/printed"
 RUN = re.compile(r"^```\n# (podfabric [^\n]*)\n(.*?)^```$", re.M | re.S)
 CHANCE = {
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"): "2026-11-21T20:10:27Z",
@@ -25,12 +26,7 @@ CHANCE = {
 """Values that differ in each run, and their replacements: times, UIDs of pods, sockets."""
 
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.M | re.S)
-HEAD = """# Output of the first commands
-
-`make test-cluster` runs the install commands of [README](../../README.md) as they are written, on a
-real Kubernetes with containerd and Multus. The node is a virtual machine with the software HCAs
-`ibloop0` and `ibloop1`. `python -m tools.use_it` writes their output into this page.
-"""
+LOOKING = " exec "  # is in the commands whose output is recorded
 
 
 def commands() -> list[str]:
@@ -41,15 +37,19 @@ def commands() -> list[str]:
     return [line for line in lines if not line.startswith("make ")]
 
 
-def page(printed: str) -> str:
-    """The page in Markdown, from the test's record of the output."""
-    lines = [_shortened(line.rstrip()) for line in printed.strip().splitlines()]
-    return "\n".join([HEAD, "```", *lines, "```", ""])
+def record(printed: str) -> str:
+    """The outputs that are kept, of all that a run of README's commands printed."""
+    looked = [
+        f"$ {command}\n{output.rstrip()}\n"
+        for command, output in outputs(printed).items()
+        if LOOKING in command
+    ]
+    return "\n".join(looked)
 
 
 def outputs(text: str) -> dict[str, str]:
-    """The output of each command in the page."""
-    parts = re.split(r"^\$ (.*)\n", text.removesuffix("```\n"), flags=re.M)
+    """The output of each command in a record."""
+    parts = re.split(r"^\$ (.*)\n", text, flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -61,6 +61,11 @@ def shown() -> dict[str, str]:
 def printed_at(command: str) -> Path:
     """The file in which the test leaves the command's output."""
     return CHECKOUT / "build/pages" / f"{re.sub('[^a-z0-9]+', '-', command)}.txt"
+
+
+def kept_at(command: str) -> Path:
+    """The file with the expected output of a command that no document shows."""
+    return KEPT / printed_at(command).name
 
 
 def with_printed(text: str) -> str:
@@ -81,19 +86,19 @@ def main() -> int:
         print("there is nothing to write: run tests/unit/cli or `make test-cluster` first")
         return 1
     if PRINTED.exists():
-        PAGE.write_text(page(PRINTED.read_text()))
+        RECORD.write_text(record(PRINTED.read_text()))
     for path in PAGES:
         path.write_text(with_printed(path.read_text()))
+    for path in KEPT.iterdir():
+        printed = printed_at("").parent / path.name
+        if printed.exists():
+            path.write_text(printed.read_text())
     return 0
 
 
 def _printed(run: re.Match[str]) -> str:
     path = printed_at(run[1])
     return path.read_text() if path.exists() else run[2]
-
-
-def _shortened(line: str) -> str:
-    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
 
 
 if __name__ == "__main__":

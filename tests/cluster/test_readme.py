@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.cluster import PATIENCE, Cluster
 from tests.cluster.installation import await_agent, await_nothing_left, helm, uninstall
 from tests.kernel.vm import layout
-from tools.use_it import PAGE, PRINTED, commands, outputs, page, without_chance
+from tools.use_it import PRINTED, RECORD, commands, outputs, without_chance
 
 POD = "hca-worker-0"
 IMAGE = "image.repository=podfabric,image.pullPolicy=Never"
@@ -72,9 +72,9 @@ def test_commands_of_use_it_work(shell: dict[str, str]) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         printed[command] = done.stdout
     PRINTED.write_text("\n".join(f"$ {command}\n{output}" for command, output in printed.items()))
-    for command, output in outputs(page(PRINTED.read_text())).items():
+    for command, output in printed.items():
         if " -- podfabric " in command:
-            assert _words(output) == _words(outputs(PAGE.read_text())[command]), command
+            assert _words(output) == _words(outputs(RECORD.read_text())[command]), command
     explained = next(output for command, output in printed.items() if " explain " in command)
     interface = printed[commands()[-1]]
     (address,) = re.findall(r"inet (10\.56\.\d+\.\d+)/16", interface)

@@ -11,8 +11,9 @@ import pytest
 
 from base.paths import Paths
 from cli.commands import run
-from tools.use_it import printed_at, shown, without_chance
+from tools.use_it import kept_at, printed_at, shown, without_chance
 
+MEND = "see what `python -m tools.use_it` changes"
 _IN_MEMORY = Path("/dev/shm")  # a server has 800 files
 
 
@@ -59,11 +60,19 @@ class Shell:
         return Printed(code, *self._capsys.readouterr())
 
     def as_shown(self, command: str) -> None:
-        """Run the command, which must print what a document says (`python -m tools.use_it`)."""
+        """Run the command, which must print what a document shows."""
+        assert shown().get(command) == self._printed(command), MEND
+
+    def as_kept(self, command: str) -> None:
+        """Run the command, which must print the text in the folder `printed`."""
+        assert kept_at(command).read_text() == self._printed(command), MEND
+
+    def _printed(self, command: str) -> str:
+        """The output with the usual directories, also in a file for `python -m tools.use_it`."""
         out = without_chance(self(*command.split()[1:]).out)
         usual = Paths()
         for field in sorted(Paths.__struct_fields__, key=len, reverse=True):
             out = out.replace(str(getattr(self._paths, field)), str(getattr(usual, field)))
         printed_at(command).parent.mkdir(parents=True, exist_ok=True)
         printed_at(command).write_text(out)
-        assert shown().get(command) == out, "see what `python -m tools.use_it` changes"
+        return out

@@ -207,11 +207,11 @@ def test_an_interface_on_another_hca_is_a_mismatch_that_names_both(fleet: Fleet)
     assert f"{SECOND} (mlx5_1), but the pod has {FIRST} (mlx5_0)" in printed.out
 
 
-def test_the_document_shows_what_is_printed(fleet: Fleet) -> None:
+def test_the_output_is_the_kept_one(fleet: Fleet) -> None:
     fleet.admit("worker-0", gpu=1, rdma_hca=2)
     _attached(fleet.paths, "worker-0", "net1", parent="ib0", pkey=0x8001)
     _attached(fleet.paths, "worker-0", "net2", parent="ib3", pkey=0x8001)
-    fleet.shell.as_shown("podfabric explain ml/worker-0")
+    fleet.shell.as_kept("podfabric explain ml/worker-0")
     by_option = fleet.shell("explain", "worker-0", "-n", "ml").out
     assert by_option == fleet.shell("explain", "ml/worker-0").out
 

@@ -69,21 +69,24 @@ def test_list_prints_the_output_of_the_page(node: Calls, say: Say) -> None:
     assert without_chance(say("list")[1]) == without_chance(shown()["podfabric ipam list"])
 
 
-def test_release_and_fsck_print_the_output_of_the_page(
+def test_release_and_fsck_name_the_holder_and_the_files(
     node: Calls, say: Say, memory_path: Path
 ) -> None:
     _give_as_shown(node)
-    commands = (
-        "podfabric ipam release 10.56.0.2",
-        "podfabric ipam release 10.56.0.2 --force",
-        "podfabric ipam fsck --rebuild",
+    holder = "pod default/worker-1, fabric/1c77e9b04d2f4a10/net1"
+    _, _, refusal = say("release", "10.56.0.2")
+    assert refusal == (
+        f"podfabric ipam: 10.56.0.2 was given to {holder} in this boot and may be in use: make "
+        "sure that the pod is gone, then add --force\n"
     )
-    printed = []
-    for command in commands:
-        _, out, error = say(*command.split()[2:])
-        printed.append(f"# {command}\n{error}{out}".replace(str(memory_path), "/var/lib/podfabric"))
-    text = re.sub(r"damaged-\w+", "damaged-20261127T235252Z", "\n".join(printed))
-    assert text == f"# {commands[0]}\n{shown()[commands[0]]}"
+    assert say("release", "10.56.0.2", "--force")[1] == f"released 10.56.0.2, held by {holder}\n"
+    _, rebuilt, _ = say("fsck", "--rebuild")
+    directory = f"{memory_path}/ipam"
+    assert re.sub(r"damaged-\w+", "damaged-TIME", rebuilt).splitlines() == [
+        f"address store: kept reservations.db as {directory}/reservations.db.damaged-TIME",
+        "address store: built again",
+        f"the address store in {directory} is sound",
+    ]
 
 
 def test_name_that_a_tenant_chose_cannot_command_the_terminal(node: Calls, say: Say) -> None:

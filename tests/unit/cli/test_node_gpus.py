@@ -200,7 +200,7 @@ def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
             (other,) = set(server.groups.names()) - {group}
             _using(server, other, used_bytes=8 * GIB, peak_bytes=9 * GIB)
             (paths.dev / "nvidia1").unlink()
-            shell.as_shown("podfabric devices --gpus")
+            shell.as_kept("podfabric devices --gpus")
             found = shell("explain", "ml/trainer", "-o", "json").document()
             out = shell("explain", "ml/trainer").out
             everyone = shell("devices", "--gpus").out

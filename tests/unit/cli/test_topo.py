@@ -23,8 +23,8 @@ def shell_on(
 ShellOn = Callable[[Build], Shell]
 
 
-def test_the_document_shows_what_is_printed(shell_on: ShellOn) -> None:
-    shell_on(servers.half_dgx).as_shown("podfabric topo")
+def test_the_matrix_and_its_legend_are_printed_as_kept(shell_on: ShellOn) -> None:
+    shell_on(servers.half_dgx).as_kept("podfabric topo")
 
 
 def test_devices_are_listed_gpus_first_with_where_they_are(shell_on: ShellOn) -> None:

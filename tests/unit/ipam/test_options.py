@@ -65,7 +65,10 @@ R = {"range": "10.0.0.0/24"}
         ({**R, "probe": "once"}, '"ipam.probe"'),
         ({"addresses": [{"address": "10.0.0.1"}]}, '"ipam.addresses[0].address": invalid CIDR'),
         ({"addresses": [{"address": "10.0.0.1/24", "gateway": "fd00::1"}]}, "another family"),
-        ({"addresses": [{"address": "10.0.0.1/24", "gateway": "10.0.0.1"}]}, "the address of the interface"),
+        (
+            {"addresses": [{"address": "10.0.0.1/24", "gateway": "10.0.0.1"}]},
+            "the address of the interface",
+        ),
         ({**R, "network_name": "a b"}, '"ipam.network_name"'),
         ({**R, "enable_overlapping_ranges": "yes"}, '"ipam.enable_overlapping_ranges"'),
         ({**R, "dns": {"domain": "x"}, "resolvConf": "/etc/resolv.conf"}, "leave one out"),
