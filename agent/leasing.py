@@ -51,8 +51,8 @@ def lessee_of(
     if not node:
         _log.error(
             '"ipam.scope" is cluster, and the environment has no %s: set it to the name of this '
-            "machine's Node object (the chart does), or the scope to node; until then no pod gets "
-            "an address of the cluster",
+            "machine's Node object (the chart does), or set the scope to node; until then no pod "
+            "gets an address of the cluster",
             NODE_NAME,
         )
         return None

@@ -44,7 +44,7 @@ _LAUNCHER_MARK = b"podfabric launcher "  # in cni/launcher/launcher.c, in any ve
 _MAX_SIZE = 8 << 20  # no launcher is larger, so a larger file is not read
 _TEMPORARY = ".podfabric-new"
 
-RETURNED = "another project's file took the place of podfabric's, and pods get what it does"
+RETURNED = "another project's file took the place of podfabric's, and the runtime runs that file"
 TAKE_AGAIN = (
     "remove what installs it (the project's DaemonSet), then restart podfabric's pod of this node; "
     "without Kubernetes: `podfabric install`"
