@@ -4,7 +4,7 @@ PY := .venv/bin/python
 SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube policy tests bench tools
 
 # Whose wording `make check` looks at.
-PLAIN := README.md CONTRIBUTING.md docs netattach-examples $(filter-out tests bench tools,$(SOURCES))
+PLAIN := README.md CONTRIBUTING.md docs netattach-examples $(SOURCES)
 
 # Else every agent that a test starts compiles all of its modules again, half a second each time.
 unexport PYTHONDONTWRITEBYTECODE

@@ -1,8 +1,10 @@
-"""The resident process of a node. It serves the launchers, so that no call starts an interpreter.
+"""The resident process of a node. It runs each call, so that no call starts an interpreter.
 
 - `resident` connects the parts, `settings` reads the configuration, `presence` publishes the state.
-- `serve` answers the launchers, `observe` has the endpoint, the log, the metrics and the events.
-- `leasing` runs the lessee of addresses, `gpu_limits` the limits of GPUs, `policies` the rules.
+- `serve` answers the launchers. `observe` has the HTTP endpoint, the log, the metrics and the
+  events.
+- `leasing` makes the client that leases addresses. `gpu_limits` keeps the limits of GPUs.
+  `policies` has the rules.
 - `leave_node` removes everything when podfabric leaves the node.
 
 The agent calls every plugin through the same interface (`cni.spec.plugin`).

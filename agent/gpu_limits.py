@@ -1,6 +1,6 @@
-"""Watches the health of GPUs, and the limits of containers that have parts of GPUs.
+"""Watches the health of GPUs, and keeps the limits of containers that have parts of GPUs.
 
-The modules are loaded when the first pool of GPUs is configured.
+Python loads the modules in `gpu` when the first pool of GPUs is configured.
 """
 
 import logging
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class AgentGpuLimits:
-    """Keeps the limits of containers, for the device plugin's `Service`, which calls the methods.
+    """Keeps the limits of containers. The device plugin's `Service` calls the methods.
 
-    `tenants` returns the containers that hold parts of GPUs. `limited` returns the GPUs of which
-    containers may get parts.
+    `tenants` returns the containers that hold parts of GPUs. `limited` returns the GPUs that
+    containers can share.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class AgentGpuLimits:
         self._limited = limited
         self._events = events
         self._service: GpuService | None = None
-        self._limits = False  # whether the service keeps limits, and does not only check health
+        self._limits = False  # whether the service keeps limits; otherwise it only checks health
         self._settings: GpuLimitSettings | None = None
         self._problems = Problems(_log)
 
     def parts(self, config: "DevicePluginConfig") -> "GpuParts":
-        """The parts for that configuration. Waits a few seconds for the driver, the first time."""
+        """The parts for that configuration. The first call waits a few seconds for the driver."""
         from gpu.pools.limit_backend import GpuParts
 
         if self._service is None and not config.gpus:
             return GpuParts()
         if config.has_gpu_limits and not self._limits:
-            self.close()  # it may have checked health with other settings
+            self.close()  # a previous service only checks health
             self._service = self._made(config.gpu_limits)
             self._service.prepare()
             self._limits = True
@@ -65,7 +65,7 @@ class AgentGpuLimits:
         if not self._limits:
             return GpuParts(faults=self._service.faults)
         changed = config.gpu_limits != self._settings
-        text = "other settings count when the agent starts again" if changed else None
+        text = "the new settings apply when the agent starts again" if changed else None
         self._problems.tell("gpuLimits", text)
         return GpuParts(
             memory=self._service.memory,
@@ -76,12 +76,12 @@ class AgentGpuLimits:
         )
 
     def start(self) -> None:
-        """Called when the device plugin has its allocations. A second call does nothing."""
+        """Start the limits, once the device plugin has read its allocations."""
         if self._service is not None and self._limits:
             self._service.start()
 
     def close(self) -> None:
-        """Stop. Containers keep what they have."""
+        """Stop. Containers keep their limits."""
         if self._service is not None:
             self._service.close()
 

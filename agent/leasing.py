@@ -1,8 +1,8 @@
-"""The lessee of a node's agent: it leases addresses from the cluster's pools.
+"""Makes the lessee of a node's agent, which leases addresses from the cluster's pools.
 
-The agent also serves without a lessee and without the API server: an ADD that needs another block
-then fails with an error that asks for another attempt. The client of the API server is loaded only
-here, as it costs 20 MB.
+The agent also serves without a lessee and without the API server. An ADD that needs another block
+then fails, and its error asks for another attempt. Only this module loads the client of the API
+server, because the client costs 20 MB.
 """
 
 import logging
@@ -40,10 +40,10 @@ def lessee_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "Lessee | None":
-    """The lessee, not started yet. Returns `None` on a node with its own addresses.
+    """The lessee, which the caller starts. Returns `None` on a node with its own addresses.
 
-    Also returns `None` if there is no API server. The log then has the reason. Each ADD fails, and
-    its error has the remedy.
+    Also returns `None`, and logs the reason, if NODE_NAME is not set or there is no API server.
+    Each ADD then fails with an error that has the remedy.
     """
     if settings.scope != "cluster":
         return None
@@ -51,8 +51,8 @@ def lessee_of(
     if not node:
         _log.error(
             '"ipam.scope" is cluster, and the environment has no %s: set it to the name of this '
-            "machine's Node object (the chart does), or the scope to node; until then no pod gets "
-            "an address of the cluster",
+            "machine's Node object (the chart does), or set the scope to node; until then no pod "
+            "gets an address of the cluster",
             NODE_NAME,
         )
         return None
@@ -72,9 +72,10 @@ def pools_of(
     environ: Mapping[str, str] = os.environ,
 ) -> "FollowedPools | None":
     """The follower of nv-ipam's pools, which the caller starts. Returns `None` if the node serves
-    none.
+    no such pools.
 
-    Also returns `None` without an API server, and logs the reason.
+    Also returns `None` if NODE_NAME is not set. Logs the reason and returns `None` if there is no
+    API server.
     """
     if not settings.nv_ipam:
         with suppress(OSError):
@@ -94,9 +95,10 @@ def api_of(
     setting: str = '"ipam.scope" is cluster',
     until_then: str = "no pod gets an address of the cluster",
 ) -> "KubernetesApi | None":
-    """A client of the node's cluster. Returns `None` without one, and logs the reason.
+    """A client of the API server. Returns `None`, and logs the reason, if there is no API server.
 
-    The log has the `setting` that needs a client, and the effect `until_then`.
+    The log line begins with `setting`, which needs the client, and ends with `until_then`, the
+    effect.
     """
     from kube.resources import ApiError
     from kube.transport import KubernetesApi
@@ -121,7 +123,7 @@ def api_of(
 
 
 def unreadable() -> Sequence[Metric]:
-    """The metrics of objects that no client of this agent can read."""
+    """The metrics of the Kubernetes objects that this agent's clients could not decode."""
     clients = tuple(_clients)
     if not clients:
         return ()

@@ -1,9 +1,9 @@
-"""Leaving a node: counting the attachments that are left, and removing everything at the end.
+"""Removes podfabric from a node once the node is empty.
 
-`podfabric agent --until-empty` serves calls that detach, and containers with parts of GPUs, until
-the node has had no attachment, no address and no such container for a while. Then it removes the
-launchers and podfabric's files. A file records that the removal has begun, so that the next agent
-finishes the removal after a kill.
+`podfabric agent --until-empty` serves calls that detach, and containers with parts of GPUs. It
+stops when the node has had no attachment, no address and no such container for some seconds. Then
+it removes the launchers and podfabric's files. A file records that the removal has begun. If the
+agent is killed, the next agent sees this file and finishes the removal.
 """
 
 import logging
@@ -38,15 +38,15 @@ _log = logging.getLogger(__name__)
 
 
 def gpu_holders(paths: Paths) -> int:
-    """How many containers have parts of GPUs with limits.
+    """The number of containers that have parts of GPUs with limits.
 
-    Returns 1 while the checkpoint cannot be read.
+    Returns 1 if the checkpoint cannot be read, and 0 if it is damaged.
     """
     try:
         allocations = checkpoint.read(paths).allocations
     except CheckpointUnreadable:
         return 1
-    except CheckpointDamaged:  # the device plugin replaces the file, if it runs
+    except CheckpointDamaged:  # a running device plugin replaces the file
         return 0
     given = ((entry.resource, entry.gpu) for entry in allocations if entry.gpu is not None)
     return len({(resource, gpu.slot) for resource, gpu in given if gpu.slot})
@@ -55,8 +55,8 @@ def gpu_holders(paths: Paths) -> int:
 class Leaving(NamedTuple):
     """How an agent leaves its node.
 
-    `quiet` is how many seconds the node must have been empty. `uninstall` removes podfabric's
-    executables from a directory, and yields a line for each.
+    The agent leaves once the node has been empty for `quiet` seconds. `uninstall` removes
+    podfabric's executables from a directory, and yields a line of text for each executable.
     """
 
     quiet: float
@@ -64,10 +64,10 @@ class Leaving(NamedTuple):
 
 
 class Departure(StepThread):
-    """Watches a node that an agent leaves, in a thread, until `close`.
+    """A thread that watches whether the node is empty, until `close`.
 
-    `tell` gets the state as a line of text. `stop` is called once the node is `empty`, or once an
-    agent stands by that attaches pods again.
+    The thread calls `tell` with the state as a line of text. It calls `stop` once the node is empty
+    (then `empty` is true), or once an agent that attaches pods stands by.
     """
 
     def __init__(
@@ -81,9 +81,8 @@ class Departure(StepThread):
         super().__init__("departure", join=None)
         self.empty = False
         self._paths = paths
-        self._begun = removal_has_begun(
-            paths
-        )  # then the node is empty, the store perhaps half gone
+        # If so, the node is empty, and some files of the store may be gone.
+        self._begun = removal_has_begun(paths)
         self._quiet = 0.0 if self._begun else quiet
         self._store = store
         self._tell = tell
@@ -94,15 +93,15 @@ class Departure(StepThread):
 
     def step(self) -> float:
         if presence.others(self._paths.run, STANDING_BY):
-            _log.info("another agent stands by, which attaches pods: it takes over")
+            _log.info("another agent stands by and attaches pods: that agent takes over")
             return self._over()
         now = time.monotonic()
         try:
             text = "" if self._begun else left(self._paths, self._store)
         except CNIError as error:
             text = f"addresses that cannot be counted ({error})"
-        except OSError as error:  # counted again later, or the node would never be empty
-            text = f"what cannot be counted ({error})"
+        except OSError as error:  # the next step counts again
+            text = f"attachments that cannot be counted ({error})"
         state = f"serving until empty: {text or 'nothing'} left"
         self._tell(state)
         if state != self._logged:
@@ -124,11 +123,13 @@ class Departure(StepThread):
 
 
 def left(paths: Paths, store: StoreFiles) -> str:
-    """The attachments and addresses left on the node: "2 attachments, 3 addresses".
+    """The numbers of attachments, addresses and containers on the node, as a text such as "2
+    attachments, 3 addresses".
 
     Returns "" if the node is empty.
 
-    A damaged journal file counts as an attachment. Raises CNIError if the store cannot be read.
+    A damaged journal file counts as an attachment. Raises CNIError if the address store cannot be
+    read.
     """
     attachments = sum(1 for _ in Journal(paths).entries())
     addresses = 0
@@ -154,10 +155,10 @@ def removal_has_begun(paths: Paths) -> bool:
 def remove(
     paths: Paths, uninstall: Callable[[Path], Iterable[str]], over: Callable[[], bool]
 ) -> None:
-    """Remove launchers and files. After a failure, try again until `over` returns true.
+    """Remove launchers and files. Tries again after a failure, until `over` returns true.
 
-    The caller has closed the store and holds the lock of the node's agent. The file of this lock is
-    removed last.
+    The caller has closed the address store and holds the agent's lock. The function removes the
+    lock's file last.
     """
     problems = Problems(_log)
     while not over():
@@ -177,12 +178,13 @@ def remove(
 
 
 def remove_state(paths: Paths) -> None:
-    """Remove podfabric's files except the lock. The mark of the removal goes last.
+    """Remove podfabric's files except the agent's lock. Removes the file that marks the removal
+    last.
 
     Raises OSError.
     """
     begun = paths.state / _BEGUN
-    # Containers with a part of a GPU keep their mounts of the last two.
+    # A container with a part of a GPU keeps its mounts of these two directories.
     gpu = (paths.shims.parent, paths.run / "gpu")
     for directory in (paths.attachments, paths.devices, paths.ipam, *gpu):
         _remove(directory)
@@ -196,7 +198,7 @@ def remove_state(paths: Paths) -> None:
 
 
 def remove_directories(paths: Paths) -> None:
-    """Remove the empty directories of podfabric's files. Mount points stay."""
+    """Remove podfabric's directories if they are empty. Mount points stay."""
     for directory in (paths.state, paths.run):
         with suppress(OSError):
             directory.rmdir()

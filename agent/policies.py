@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from policy.follower import PolicyFollower
 
 DENIED = "PolicyDenied"
-MOST = 1000  # pairs of a key and rules: many rules may come and go
+MOST = 1000  # pairs of a key and rules, because the rules may change often
 OTHER = "other"
 _INDEX = re.compile(r"\[[0-9]+\]")
 _KEY = re.compile(r"[A-Za-z_.]{1,64}")
 
 
 class AgentPolicies:
-    """`source` has the rules for the plugins; `failed` counts and reports denials.
+    """`source` returns the rules for the plugins. `failed` counts and reports denials.
 
-    `node` returns the rules of config.yaml. `start` follows the cluster's rules if config.yaml asks
-    for it.
+    `node` returns the rules of config.yaml. `start` follows the cluster's rules if `policy.cluster`
+    is true there.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AgentPolicies:
         self.source = stored_policies.joined(node, self._present)
 
     def start(self) -> None:
-        """Follow the cluster's rules if the node's rules ask for it now."""
+        """Follow the cluster's rules if `policy.cluster` is true. May be called again."""
         with self._starting, suppress(CNIError):  # each call fails with the same error
             if self._closed or self._follower is not None or not self._node().cluster:
                 return
@@ -66,7 +66,7 @@ class AgentPolicies:
                 self._follower.start()
 
     def close(self) -> None:
-        """Stop following the cluster. Running calls keep their rules."""
+        """Stop following the cluster's rules. Running calls keep their rules."""
         with self._starting:
             self._closed = True
         if self._follower is not None:
@@ -89,8 +89,9 @@ class AgentPolicies:
                 labels = (OTHER, OTHER)
             self._denials[labels] += 1
         if self._follower is not None:
-            with suppress(CNIError):  # CNI_ARGS that name no pod
-                # An event for each text, not for each try of the runtime.
+            with suppress(CNIError):  # CNI_ARGS do not name a pod
+                # One event for each error text, although the runtime tries the ADD again and
+                # again.
                 events, pod = self._follower.events, request.arguments.pod
                 events.of_pod(DENIED, error.message, pod, each_message=True)
                 self._follower.wake()
@@ -114,7 +115,8 @@ class AgentPolicies:
 def _label(key: str) -> str:
     """A configuration's key without indexes, for a metric.
 
-    A key with the name of a pool or a device becomes "other": the endpoint shows no such name.
+    A key that has other characters than letters, "." and "_" becomes "other". So the endpoint does
+    not show the name of a pool or device.
     """
     plain = _INDEX.sub("", key)
     return plain if _KEY.fullmatch(plain) else OTHER

@@ -1,11 +1,13 @@
-"""The state of this process, for `podfabric agent --state` in the same container, and for systemd.
+"""Publishes the state of this agent, for `podfabric agent --state` in the same container and for
+systemd.
 
-Each agent has a file in the directory of the agent's socket, and holds the file's lock, so the
-kernel shows whether the agent lives. The name contains the mount namespace: containers that share
-the directory differ in it, whether or not they share process ids.
+Each agent has a state file in the directory of the agent's socket, and locks the file. A file
+without a lock belongs to a dead agent. The file's name has the mount namespace and the process id.
+Containers that share the directory have different mount namespaces, even if they have the same
+process ids.
 
-systemd's protocols are sd_notify(3) and sd_watchdog_enabled(3). Without its environment variables
-their functions do nothing.
+The functions for systemd use sd_notify(3) and sd_watchdog_enabled(3). They do nothing if systemd
+did not set its environment variables.
 """
 
 import logging
@@ -19,8 +21,8 @@ from base.locks import Busy, LockFile, locked, shared
 from base.loop import StepThread
 
 LOOK_EVERY = 1.0  # seconds between checks for SIGTERM while another agent serves
-PAUSE = 0.02  # seconds between two attempts to get its lock
-NOTIFY_TIME = 1.0  # seconds to wait for a service manager that does not read
+PAUSE = 0.02  # seconds between two attempts to get that agent's lock
+NOTIFY_TIME = 1.0  # seconds to wait until the service manager reads
 _PREFIX = "agent-"
 
 _log = logging.getLogger(__name__)
@@ -29,9 +31,10 @@ _log = logging.getLogger(__name__)
 def has_turn(
     lock: Path, held: ExitStack, stand_by: Callable[[], object], is_stopping: Callable[[], bool]
 ) -> bool:
-    """Take the lock of the agent that listens. Returns False if the process stops first.
+    """Wait for `lock`, which the agent that listens holds. Returns False if the process stops
+    first.
 
-    Calls `stand_by` if another agent has the lock.
+    Calls `stand_by` once if another agent has the lock.
     """
     patience = 0.0
     while not is_stopping():
@@ -49,10 +52,11 @@ def has_turn(
 
 @contextmanager
 def present(run: Path, state: str) -> Iterator[Callable[[str], object]]:
-    """Record in the directory `run` that this process is an agent. Raises OSError.
+    """Write this agent's state file in the directory `run`, and remove it at the end. Raises
+    OSError.
 
-    Yields a function that replaces the state in one write: a reader sees the old line or the new
-    one.
+    Yields a function that replaces the state in one write. So a reader sees either the old line or
+    the new line.
     """
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove_dead(run)
@@ -71,7 +75,7 @@ def present(run: Path, state: str) -> Iterator[Callable[[str], object]]:
 
 
 def remove_dead(run: Path) -> None:
-    """Remove the files of agents that were killed. Raises OSError."""
+    """Remove the state files of agents that were killed. Raises OSError."""
     for path in (*_files(run, ""), *run.glob(f".{_PREFIX}*.state")):
         if not _lives(path):
             path.unlink(missing_ok=True)
@@ -83,7 +87,7 @@ def states(run: Path) -> list[str]:
 
 
 def others(run: Path, state: str) -> bool:
-    """Whether a living agent of the node has that state, in any mount namespace."""
+    """Whether a living agent has that state, in any mount namespace of the node."""
     return state in _living(run, "")
 
 
@@ -95,9 +99,9 @@ def _living(run: Path, of: str) -> Iterator[str]:
 
 
 def _locked(path: Path, state: str) -> LockFile:
-    """Lock the new file under a hidden name, then rename it.
+    """Create and lock the state file under a hidden name, then rename it.
 
-    An agent that starts removes unlocked files under visible names, as files of dead agents.
+    An agent that starts takes an unlocked file for the file of a dead agent, and removes it.
     """
     hidden = path.with_name(f".{path.name}")
     lock = LockFile(hidden, "this agent", keep=True)
@@ -157,12 +161,14 @@ def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def notify_stopping(within: float) -> bool:
-    """Report that the agent stops, and ask for `within` seconds in place of TimeoutStopSec=."""
+    """Report that the agent stops, and ask systemd to wait `within` seconds instead of
+    TimeoutStopSec=.
+    """
     return notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within * 1e6)}")
 
 
 class Watchdog(StepThread):
-    """Sends systemd signs of life while `alive` returns true, until `close`.
+    """A thread that sends systemd WATCHDOG=1 while `alive` returns true, until `close`.
 
     Does nothing if the unit has no WatchdogSec=.
     """
@@ -181,13 +187,15 @@ class Watchdog(StepThread):
         if alive:
             notify("WATCHDOG=1", environ=self._environ)
         elif not self._silent:
-            _log.error("the agent does not serve: systemd is going to end it")
+            _log.error("the agent does not serve: systemd will end it")
         self._silent = not alive
         return self._interval
 
 
 def _watchdog_interval(environ: Mapping[str, str]) -> float:
-    """Seconds between two signs of life, half of the allowed time; 0 without a watchdog."""
+    """Seconds between two WATCHDOG=1 messages, half of the allowed time. Returns 0 without a
+    watchdog.
+    """
     allowed = environ.get("WATCHDOG_USEC", "")
     process = environ.get("WATCHDOG_PID", "")
     if not allowed.isdecimal() or (process and process != str(os.getpid())):

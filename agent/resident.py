@@ -1,9 +1,9 @@
-"""The agent from its start to SIGTERM.
+"""Runs the agent from its start to SIGTERM.
 
-A lock makes it the only agent of the node that listens. At SIGTERM it closes its sockets, gives the
-lock to the next agent, and finishes its running calls. So two agents may work for a while, in calls
-for different attachments. An agent that leaves its node attaches no pod, and ends when the node is
-empty.
+Only one agent of a node listens, the one that holds the agent's lock. At SIGTERM the agent closes
+its sockets, releases the lock for the next agent, and finishes its running calls. Until then two
+agents run calls, for different attachments. An agent that leaves its node attaches no pod, and ends
+when the node is empty.
 """
 
 import gc
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ipam.leases.lessee import Lessee
 
 Extra = Callable[[AddressPlugin], Mapping[str, Loader]]
-"""Makes more plugins by name, which may use the node's addresses."""
+"""Returns additional plugins by name. They may use the node's addresses."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +72,10 @@ def run(
     leaving: Leaving | None = None,
     watch: Callable[[Path], WatchedFile] | None = None,
 ) -> int:
-    """Serve until SIGTERM. Returns the exit code. `extra` replaces or adds plugins.
+    """Serve until SIGTERM. Returns the exit code. The plugins of `extra` are added, or replace a
+    plugin of the same name.
 
-    `watch` watches whether a directory still has podfabric's executables.
+    `watch` starts a watcher that checks whether a directory still has podfabric's executables.
     """
     try:
         loaded = settings.load(paths.config)
@@ -82,7 +83,7 @@ def run(
         settings.log_mistakes(loaded)
         decoding.build_decoders()
         procfs.use(paths.proc)
-        # A client needs two or three descriptors, and the usual limit is 1024.
+        # Each launcher needs two or three descriptors, and the usual limit is 1024.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with ExitStack() as stack:
@@ -105,13 +106,13 @@ def run(
 
 
 class Agent:
-    """All parts of the agent, connected. The exit of `stack` closes the parts."""
+    """All connected parts of the agent. The exit of `stack` closes the parts."""
 
     def __init__(
         self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None
     ) -> None:
         self._publish = stack.enter_context(presence.present(paths.run, "starting"))
-        self._turn = stack.enter_context(ExitStack())  # with the lock of the agent that listens
+        self._turn = stack.enter_context(ExitStack())  # has the lock of the agent that listens
         self._sockets = stack.enter_context(ExitStack())
         self._server: Server | None = None
         self._leaving = leaving
@@ -156,7 +157,7 @@ class Agent:
         self._stack.callback(self._store.close)
         lessee = leasing.lessee_of(paths, self._store, ipam)
         pools = leasing.pools_of(paths, self._store, ipam)
-        # A node has one of each at a time.
+        # A node has at most one lessee and one follower of nv-ipam's pools.
         self._followers = [one for one in (lessee, pools) if one is not None]
         for follower in self._followers:
             self._stack.callback(follower.close)
@@ -195,7 +196,7 @@ class Agent:
             plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
             usage=self._addresses.usage,
             attachments=Journal(self._paths).counts,
-            by_range=self._settings.listen.startswith(UNIX),  # only root can read there
+            by_range=self._settings.listen.startswith(UNIX),  # only root can open a unix socket
         )
         self._metrics.add(
             self._device_metrics,
@@ -215,7 +216,7 @@ class Agent:
         return [metrics.devices(plugin.states(), plugin.held())] if plugin else []
 
     def wait(self) -> bool:
-        """Wait until no other agent of the node listens. Returns False if SIGTERM comes first."""
+        """Wait until no other agent of the node listens. Returns False if SIGTERM comes earlier."""
         path, stand_by = self._paths.agent_lock, self._stand_by
         if not presence.has_turn(path, self._turn, stand_by, lambda: self._stopping):
             return False
@@ -225,7 +226,7 @@ class Agent:
         return True
 
     def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT; then finish running calls and refuse waiting ones."""
+        """Serve until SIGTERM or SIGINT. Then finish running calls and refuse waiting calls."""
         self._server = Server(
             self._sockets.enter_context(self._listener()),
             self._calls.call,
@@ -249,12 +250,12 @@ class Agent:
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics.swept
             )
             self._sockets.callback(sweeper.close)
-        gc.freeze()  # all present objects last: no collection needs to visit them
+        gc.freeze()  # these objects exist as long as the agent: no collection needs to visit them
         gc.enable()
         watchdog = presence.Watchdog(lambda: self._alive()[0])
         self._stack.callback(watchdog.close)
         self._tell("serving")
-        if self._stopping:  # before there was a server
+        if self._stopping:  # SIGTERM came before there was a server
             self._server.stop()
         presence.notify("READY=1")
         _log.info("serving at %s", self._paths.agent_socket)
@@ -272,7 +273,7 @@ class Agent:
 
     @contextmanager
     def _listener(self) -> Iterator[socket.socket]:
-        """The socket. Its file stays at the end, so that launchers wait for the next agent."""
+        """The listening socket. Its file stays, so that launchers wait for the next agent."""
         path = self._paths.agent_socket
         try:
             listener = unix_socket.listen(path, BACKLOG)
@@ -280,7 +281,8 @@ class Agent:
             raise Unable(f"cannot listen at {path}: {error.strerror or error}") from None
         with listener:
             yield listener
-            # Closing is not enough: a child that was just forked still has the descriptor.
+            # Closing alone is not enough: a child process that was just forked still has the
+            # descriptor.
             listener.shutdown(socket.SHUT_RDWR)
 
     def _open_endpoint(self) -> None:
@@ -328,7 +330,7 @@ class Agent:
         return {**found, "pools": self._devices.mistake is not None}
 
     def _reload(self) -> None:
-        """Apply new settings, as far as a running agent can."""
+        """Read config.yaml again, and apply the settings that a running agent can change."""
         before = self._loaded
         self._loaded = new = settings.reload(self._paths.config, before)
         if new == before:
@@ -341,7 +343,7 @@ class Agent:
             self._server.limits = new.settings
         self._policies.start()
         if "ipam" in before.unread - new.unread:
-            _log.info("ipam can be used now: stopping, so that the next agent uses it")
+            _log.info("the section ipam is correct now: stopping, so that the next agent reads it")
             self._stop()
 
     def _stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
@@ -355,16 +357,16 @@ class Agent:
         self._publish(state)
 
     def _stand_by(self) -> None:
-        """Prepare to serve at once when the other agent ends."""
+        """Prepare to serve as soon as the other agent ends."""
         lock = self._paths.agent_lock
         self._tell(STANDING_BY if self._leaving is None else f"{STANDING_BY} to leave")
-        text = f"another agent serves, which holds {lock}: waiting until it ends (fuser {lock})"
+        text = f"another agent serves and holds {lock}: waiting until it ends (fuser {lock})"
         presence.notify(f"STATUS={text}")
         _log.info("%s", text)
         self._devices.prepare()
 
     def _leave(self) -> None:
-        """Let the next agent take over. The running calls end here."""
+        """Let the next agent take over. This agent finishes the running calls."""
         self._publish("stopping")
         self._withdrawing = threading.Thread(target=self._devices.close, name="withdrawing")
         self._withdrawing.start()
@@ -378,7 +380,7 @@ class Agent:
             _log.info("the next agent gets the next calls")
 
     def _depart(self, leaving: Leaving, *, empty: bool) -> None:
-        """Remove launchers and files from an empty node. Then only wait for SIGTERM."""
+        """Remove launchers and files if the node is empty. Then wait for SIGTERM."""
         self._store.close()
         if self._withdrawing is not None:
             self._withdrawing.join()

@@ -1,17 +1,18 @@
-"""The agent's part of /etc/podfabric/config.yaml: its keys, reading it, and watching for changes.
+"""Reads the agent's sections of /etc/podfabric/config.yaml, and reads them again after a change.
 
     agent:
       workers: 32
     policy:
       set: {pfOnly: [true]}   # the limits of network configurations (policy.rules)
     ipam:
-      scope: cluster    # of the node's addresses (ipam.store_choice)
-    pools: ...          # the device plugin's (deviceplugin.pools.pool_config), not read here
+      scope: cluster    # where the node's addresses come from (ipam.store_choice)
+    pools: ...          # for the device plugin (deviceplugin.pools.pool_config), not read here
 
 The file is YAML or JSON and may be missing: every key has a default. The text of a mistake names
-the file, the key and the remedy. A mistake affects only its section, whose last correct settings
-stay. If there are none since the start, `agent` has its defaults, and a call that needs `policy` or
-`ipam` fails. A mistake outside of all sections affects each section.
+the file, the key and the remedy. A mistake affects only its section: the section keeps the last
+settings that this agent read without a mistake. Without such settings, `agent` has its defaults,
+and a call that needs `policy` or `ipam` fails. A mistake outside the sections affects every
+section.
 """
 
 import logging
@@ -37,11 +38,13 @@ from policy.rules import Policy
 _log = logging.getLogger(__name__)
 
 UNIX = "unix:"
-_MAX_SOCKET_PATH = 107  # bytes: sockaddr_un has 108, and a NUL ends it (unix(7))
+_MAX_SOCKET_PATH = 107  # bytes: sockaddr_un has 108, and the last is a NUL (unix(7))
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts `agent`, `policy` and `ipam` (docs/reference/configuration.md). Times in s."""
+    """The sections `agent`, `policy` and `ipam` (docs/reference/configuration.md). Times are in
+    seconds.
+    """
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0
@@ -56,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ipam: AddressSettings = AddressSettings()
 
 
-SECTIONS = ("agent", PART, store_choice.PART)  # read here, each independently
+SECTIONS = ("agent", PART, store_choice.PART)  # this module reads each section independently
 
 _CLOSED = {
     "agent": "agent has its defaults",
@@ -64,14 +67,14 @@ _CLOSED = {
     store_choice.PART: "no pod gets an address, since the scope of addresses is not known",
 }
 
-AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys for the start of the agent
+AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys read only at the start
 
 
 class Loaded(NamedTuple):
     """The content of the file.
 
-    `mistakes` has the reason for each section that cannot be used. `unread` has the sections that
-    were never read without a mistake. `settings` has the defaults of these sections.
+    `mistakes` has an error text for each section with a mistake. `unread` has the sections that
+    this agent never read without a mistake. In `settings`, these sections have their defaults.
     """
 
     settings: Settings
@@ -79,12 +82,12 @@ class Loaded(NamedTuple):
     unread: frozenset[str] = frozenset()
 
     def require(self, section: str) -> None:
-        """Raises CNIError 5 if that section could never be read."""
+        """Raise CNIError 5 if this agent never read that section without a mistake."""
         if section in self.unread:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"{self.mistakes[section]}: nothing was done, because the agent needs that part "
-                "of the file",
+                f"{self.mistakes[section]}: nothing was done, because the call needs the section "
+                f"{section}",
             )
 
 
@@ -92,7 +95,7 @@ NOTHING = Loaded(Settings(), unread=frozenset(SECTIONS))  # before the file was 
 
 
 def load(path: Path, before: Loaded = NOTHING) -> Loaded:
-    """Read the file. Returns the defaults if the file is missing. `before` was read last."""
+    """Read the file. Returns the defaults without a file. `before` is the previous result."""
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -106,7 +109,7 @@ def load(path: Path, before: Loaded = NOTHING) -> Loaded:
 
 
 def parse(content: bytes, name: str, before: Loaded = NOTHING) -> Loaded:
-    """Read a file's content. The text of each mistake names the file by `name`."""
+    """Read the content of a file. Error texts call the file `name`."""
     try:
         whole = documents.mapping(documents.decode(content, name), name)
         for key in whole:
@@ -139,7 +142,7 @@ def _kept(
     policy: Policy | None = None,
     ipam: AddressSettings | None = None,
 ) -> Loaded:
-    """The sections that could be read. The remaining ones are those of `before`."""
+    """The sections without a mistake. The sections with a mistake are taken from `before`."""
     old = before.settings
     return Loaded(
         msgspec.structs.replace(agent or old, policy=policy or old.policy, ipam=ipam or old.ipam),
@@ -149,7 +152,8 @@ def _kept(
 
 
 def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int] | None:
-    """The unix socket's path, or address and port, in `listen`; `None` if that is empty.
+    """The path of the unix socket, or the address and port, that `listen` names. Returns `None` if
+    `listen` is empty.
 
     Raises ValueError with the remedy if `listen` is not valid. If `local`, only loopback addresses
     and unix sockets are valid.
@@ -171,7 +175,9 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
         address = None
     number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 65536
     if address is None or not colon or bracketed is not (address.version == 6) or number > 65535:
-        raise ValueError('write "127.0.0.1:9810", "[::1]:9810", "unix:/path", or "" for none')
+        raise ValueError(
+            'write "127.0.0.1:9810", "[::1]:9810", "unix:/path", or "" for no endpoint'
+        )
     if local and not address.is_loopback():
         raise ValueError(
             "the endpoint does not authenticate clients, so only loopback addresses (127.0.0.1, "
@@ -181,7 +187,7 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
 
 
 def reload(path: Path, before: Loaded) -> Loaded:
-    """Read the file again, and log the differences from `before`."""
+    """Read the file again, and log its differences from `before`."""
     new = load(path, before)
     log_mistakes(new, before.mistakes)
     for section in sorted(before.mistakes.keys() - new.mistakes.keys()):
@@ -192,7 +198,7 @@ def reload(path: Path, before: Loaded) -> Loaded:
 
 
 def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) -> None:
-    """Log each mistake once, with the settings that apply until the mistake is corrected."""
+    """Log each mistake that is not in `known`, and its effect until it is corrected."""
     sections: dict[str, list[str]] = {}
     for section, text in loaded.mistakes.items():
         if known.get(section) != text:
@@ -210,7 +216,7 @@ def _difference(old: Settings, new: Settings) -> str:
     for key in Settings.__struct_fields__:
         before, after = getattr(old, key), getattr(new, key)
         if before != after and key == PART:
-            changes.append("other rules count")
+            changes.append("the rules of policy have changed")
         elif before != after:
             later = " (when the agent starts again)" if key in AT_START_ONLY else ""
             changes.append(f"{key} was {before!r}, is {after!r}{later}")
@@ -219,7 +225,7 @@ def _difference(old: Settings, new: Settings) -> str:
 
 def _settings(part: object, name: str) -> Settings:
     shapes = typing.get_type_hints(Settings, include_extras=True)
-    for part_of_file in ("policy", "ipam"):  # not of `agent`
+    for part_of_file in ("policy", "ipam"):  # these keys do not belong to `agent`
         del shapes[part_of_file]
     values = documents.fields(part, shapes, f"{name}: agent")
     if "listen" in values:

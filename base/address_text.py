@@ -1,7 +1,7 @@
-"""Addresses as people write them: read by netaddr, strictly, into its objects.
+"""Parses written addresses into netaddr's objects, more strictly than netaddr.
 
-netaddr also takes a network with a netmask or without a prefix length, and a MAC without colons or
-leading zeros. Other programs do not, so these are refused.
+netaddr also accepts a network with a netmask or without a prefix length, and a MAC without colons
+or leading zeros. This module refuses these forms, because other programs do not accept them.
 """
 
 import re
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from netaddr.eui import EUI
 
 
-@lru_cache(1024)  # a call reads the same few several times
+@lru_cache(1024)  # a call parses the same few addresses several times
 def address(written: str) -> IPAddress:
-    """An IPv4 or IPv6 address without a zone. An IPv4-mapped address becomes IPv4.
+    """Parse an IPv4 or IPv6 address without a zone. An IPv4-mapped address becomes IPv4.
 
     Raises ValueError.
     """
@@ -31,30 +31,37 @@ def address(written: str) -> IPAddress:
 
 @lru_cache(1024)
 def network(written: str) -> IPNetwork:
-    """The network `10.0.0.5/24`: `ip` is the address, `cidr` the network. Raises ValueError."""
+    """Parse a text such as `10.0.0.5/24`: `ip` is the address, `cidr` the network. Raises
+    ValueError.
+    """
     host, slash, length = written.partition("/")
     if not slash:
-        raise ValueError(f"invalid CIDR {written}: no prefix length, as in {written}/24")
+        raise ValueError(f"invalid CIDR {written}: add a prefix length, as in {written}/24")
     address(host)
-    if not re.fullmatch("[0-9]{1,3}", length) or int(length) > (128 if ":" in host else 32):
-        raise ValueError(f"invalid CIDR {written}: invalid prefix length {length}")
+    most = 128 if ":" in host else 32
+    if not re.fullmatch("[0-9]{1,3}", length) or int(length) > most:
+        raise ValueError(f"invalid CIDR {written}: write a prefix length from 0 to {most}")
     found = IPNetwork(written, 6 if ":" in host else 4)
     return found.ipv4() if found.is_ipv4_mapped() and found.prefixlen >= 96 else found
 
 
 def mac(written: str) -> "EUI":
-    """`02:00:00:00:00:01`, in either case. Raises ValueError with the remedy."""
+    """Parse a MAC such as `02:00:00:00:00:01`, in upper or lower case. Raises ValueError with the
+    remedy.
+    """
     return _eui(written, 48, eui48.mac_unix_expanded, 'a MAC such as "02:00:00:00:00:01"')
 
 
 def guid(written: str) -> "EUI":
-    """`02:00:00:00:00:00:00:01`, in either case. Raises ValueError with the remedy."""
+    """Parse a GUID such as `02:00:00:00:00:00:00:01`, in upper or lower case. Raises ValueError
+    with the remedy.
+    """
     expected = 'a GUID such as "02:00:00:00:00:00:00:01"'
     return _eui(written, 64, eui64.eui64_unix_expanded, expected)
 
 
 def _eui(written: str, bits: int, dialect: type, expected: str) -> "EUI":
-    from netaddr.eui import EUI  # 12 ms: it reads the IEEE's registries
+    from netaddr.eui import EUI  # takes 12 ms, because it reads the IEEE's registries
 
     try:
         found = EUI(written, bits, dialect)

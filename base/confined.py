@@ -1,9 +1,9 @@
-"""Opens files that a tenant names, below directories that the administrator allows.
+"""Reads files that a tenant names, below directories that the administrator allows.
 
-Each component of the path is opened relative to the previous one and never through a symbolic
-link (openat(2), O_NOFOLLOW), so replacing a directory by a link meanwhile has no effect. The file
-is examined before it is opened (O_PATH), because opening a pipe can block for ever and opening a
-device can start it.
+The module opens each component of the path relative to the previous component, and never through a
+symbolic link (openat(2), O_NOFOLLOW). So a tenant gains nothing by replacing a directory with a
+link meanwhile. The module examines the file before it opens the file (O_PATH), because opening a
+pipe can block for ever, and opening a device can start the device.
 """
 
 import os
@@ -16,16 +16,18 @@ _OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class UnsafeFile(Exception):
-    """The file must not be opened. The text has the reason and follows the file's name."""
+    """The file must not be read. The text has the reason. Callers put the file's name before the
+    text.
+    """
 
 
 def is_below(directories: Iterable[str], path: str) -> bool:
-    """Whether `path` is below one of the directories, by its text alone."""
+    """Whether the text `path` is below one of the directories. Does not look at the file system."""
     return _split(directories, path) is not None
 
 
 def read(directories: Iterable[str], path: str, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. Raises UnsafeFile, OSError."""
+    """Read a regular file of at most `most` bytes. Raises UnsafeFile, OSError."""
     with _parent(directories, path) as (parent, name):
         descriptor = _open(parent, name)
     with os.fdopen(descriptor, "rb") as file:
@@ -47,7 +49,7 @@ def _split(directories: Iterable[str], path: str) -> tuple[str, list[str]] | Non
 
 
 def _names(path: str) -> list[str] | None:
-    """The components of an absolute path; `None` for an invalid path or one with ".."."""
+    """The components of an absolute path, or `None` if the path is invalid or has ".."."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:  # half a surrogate pair
@@ -63,7 +65,7 @@ def _parent(directories: Iterable[str], path: str) -> Iterator[tuple[int, str]]:
         raise UnsafeFile("is not below an allowed directory")
     directory, names = split
     with ExitStack() as opened:
-        # The administrator's own path may lead through links.
+        # The administrator's directory may have links in its path.
         descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, descriptor)
         for name in names[:-1]:
@@ -77,7 +79,7 @@ def _open(parent: int, name: str) -> int:
     handle = os.open(name, _STEP, dir_fd=parent)
     try:
         _require(handle, stat.S_ISREG, "is not a regular file")
-        # Through the handle: the name may belong to another file by now.
+        # Opened through the handle, because the name may belong to another file by now.
         return os.open(f"/proc/self/fd/{handle}", _OPENED)
     finally:
         os.close(handle)

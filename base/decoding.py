@@ -1,7 +1,7 @@
-"""Decodes JSON that a tenant, another program or a torn write may have made.
+"""Decodes JSON from tenants, from other programs, and from files that may be damaged.
 
-msgspec raises three kinds of errors for text that it cannot read. This module raises one kind, so
-that no caller forgets another. An uncaught RecursionError would end a loop.
+msgspec raises MsgspecError, RecursionError or UnicodeDecodeError for text that it cannot decode.
+This module raises only MsgspecError, so that a caller catches every defect.
 """
 
 from contextlib import suppress
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def decode(content: bytes | str | msgspec.Raw, shape: type[T]) -> T:
-    """The JSON value as `shape`. Raises msgspec.MsgspecError for any defect."""
+    """Decode JSON into a value of the type `shape`. Raises msgspec.MsgspecError for any defect."""
     try:
         return msgspec.json.decode(content, type=shape)
     except RecursionError:
@@ -25,10 +25,10 @@ def decode(content: bytes | str | msgspec.Raw, shape: type[T]) -> T:
 def build_decoders(of: type[msgspec.Struct] = msgspec.Struct) -> None:
     """Build a decoder for every imported Struct class, before threads start.
 
-    msgspec analyses a type at its first decoding, and two threads that do so at the same time crash
-    the process (msgspec 0.22). Call it again after further imports.
+    msgspec analyses a type when it first decodes the type. Two threads that do so at the same time
+    crash the process (msgspec 0.22). Call this again after further imports.
     """
     for struct in of.__subclasses__():
-        with suppress(TypeError):  # some classes cannot be decoded; they only hold values
+        with suppress(TypeError):  # a class that only holds values has no decoder
             msgspec.json.Decoder(struct)
         build_decoders(struct)

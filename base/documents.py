@@ -1,6 +1,6 @@
-"""Reads files that an administrator writes, YAML or JSON, and checks them key by key.
+"""Reads YAML or JSON files that an administrator writes, and checks each key.
 
-Every mistake is a DocumentError: one line that names the file, the path to the key
+A mistake raises a DocumentError. Its text is one line that names the file, the path to the key
 ("pools[1].slots"), the value and the allowed values.
 """
 
@@ -24,25 +24,28 @@ class DocumentError(Exception):
 
 
 def read(path: Path) -> bytes:
-    """The content of the file at `path`.
+    """Read the file at `path`.
 
-    Raises DocumentError if it is not a regular file or is larger than MAX_BYTES, and OSError.
+    Raises OSError if the file cannot be read. Raises DocumentError if it is not a regular file or
+    is larger than MAX_BYTES.
     """
-    # O_NONBLOCK: opening a FIFO would wait for a writer.
+    # O_NONBLOCK, because opening a FIFO would wait for a writer.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise DocumentError(f"{path}: is not a regular file: replace or remove it")
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise DocumentError(f"{path}: is larger than {MAX_BYTES} bytes")
+        raise DocumentError(f"{path}: is larger than {MAX_BYTES} bytes: shorten it")
     return content
 
 
 def decode(content: bytes, name: str) -> object:
-    """The value of a document, or `None` if it is empty. DocumentErrors call the file `name`."""
+    """Decode a YAML or JSON document. Returns `None` if it is empty. Error texts call the file
+    `name`.
+    """
     if content.lstrip().startswith(b"{"):
         content = content.replace(b"\t", b" ")  # YAML refuses tabs between JSON's values
-    import yaml  # here, because most nodes have no such file
+    import yaml  # imported here, because most nodes have no such file
 
     try:
         # Not CSafeLoader: deep nesting overflows its C stack and kills the process.
@@ -52,7 +55,7 @@ def decode(content: bytes, name: str) -> object:
             return None
         _refuse_repeated(node, name, set())
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return msgspec.json.decode(content)  # YAML reads the number 1e2 as a string
+            return msgspec.json.decode(content)  # to YAML the number 1e2 is a string
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -67,8 +70,10 @@ def decode(content: bytes, name: str) -> object:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """The value as a mapping with string keys; {} for `None`. Raises DocumentError."""
-    if value is None:  # an empty file, or only comments
+    """Return the value if it is a mapping with string keys, and {} for `None`. Otherwise raises
+    DocumentError.
+    """
+    if value is None:  # an empty file, or a file with comments only
         return {}
     if not isinstance(value, dict):
         raise DocumentError(f"{where}: expected keys with values, got {shown(value)}")
@@ -81,14 +86,14 @@ def mapping(value: object, where: str) -> dict[str, Any]:
 def fields(
     value: object, shapes: Mapping[str, object], where: str, *, loose: bool = False
 ) -> dict[str, Any]:
-    """The values of a mapping by key, each converted to its shape.
+    """Convert each value of a mapping to the shape of its key. Returns the values by key.
 
     Args:
-        shapes: the type annotation of each key, which msgspec converts to.
-        where: the path to the mapping, for errors: "config.yaml: agent".
-        loose: read as Go's encoding/json does: ignore the case of keys, and ignore null.
+        shapes: the type annotation of each key, into which msgspec converts the value.
+        where: the path to the mapping, for error texts, such as "config.yaml: agent".
+        loose: ignore the case of keys, and ignore null, as Go's encoding/json does.
 
-    Raises DocumentError for an unknown or repeated key, and for a value of another type.
+    Raises DocumentError for an unknown key, a repeated key, or a value that does not fit its shape.
     """
     spelt = {shape.lower(): shape for shape in shapes} if loose else {}
     values: dict[str, Any] = {}
@@ -104,11 +109,13 @@ def fields(
 
 
 def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - the shape's
-    """The value converted to the shape, without coercion. Raises DocumentError."""
+    """Convert the value to the type `shape`, without coercion. Raises DocumentError if it does not
+    fit.
+    """
     if shape is object:
         return value
     try:
-        # NaN passes every comparison with a limit.
+        # Every comparison of NaN with a limit is false, so NaN would pass the checks.
         if value != value:
             raise msgspec.ValidationError("Expected a number")
         return msgspec.convert(value, type=shape)
@@ -121,22 +128,24 @@ def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - 
 
 
 def hint(key: str, valid: Collection[str]) -> str:
-    """A replacement for an unknown key, for an error."""
+    """The end of an error text about an unknown key: the nearest valid key, or all valid keys."""
     nearest = resembling(key, valid)
     return f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
 
 
 def shown(value: object) -> str:
-    """A foreign value, printable and short, for an error."""
+    """The text of any value for an error: printable, and cut after 60 characters."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN401 - lazily imported
-    """Raise DocumentError for a key that appears twice: PyYAML silently takes the last one."""
+    """Raise DocumentError for a key that appears twice, because PyYAML silently uses the last
+    value.
+    """
     if id(node) in seen or isinstance(node.value, str):
         return
-    seen.add(id(node))  # an alias may point to a node that contains it
+    seen.add(id(node))  # an alias may point to a node that contains the alias
     keys = set()
     for child in node.value:
         if not isinstance(child, tuple):
@@ -151,7 +160,7 @@ def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN
 
 
 def _explained(text: str, shape: object) -> str:
-    """msgspec's "Invalid enum value 'loud'" or "Expected `int`" in our words."""
+    """Rewrite an error text of msgspec: "Invalid enum value 'loud'" or "Expected `int`"."""
     choices = _choices(shape)
     if choices and text.startswith("Invalid enum value"):
         return f"expected one of {', '.join(choices)}"
@@ -174,7 +183,9 @@ def _choices(shape: object) -> tuple[str, ...]:
 
 
 def _at(value: object, path: str) -> object:
-    """The value at msgspec's path if that is an index such as "[0]"; else the whole value."""
+    """The item of the list at msgspec's path, if the path is an index such as "[0]". Otherwise the
+    whole value.
+    """
     index = path[1:-1]
     if isinstance(value, list) and index.isdecimal() and int(index) < len(value):
         return value[int(index)]

@@ -18,11 +18,11 @@ def write_atomically(
 ) -> None:
     """Replace the file at `path` by `content`.
 
-    A reader sees the old file or the new one, never a part. A `durable` file survives a power cut
-    once this returns. Otherwise a power cut may bring back the old file or none; this saves one of
-    two waits for the disk (the directory's fsync). The new content is on disk even then, under the
-    temporary file's name: see `recover`. A failure leaves no temporary file, because a full disk
-    needs the room.
+    A reader sees the old file or the new one, never a part. If `durable`, the new file survives a
+    power cut once this returns. Otherwise the function saves one of two waits for the disk (the
+    directory's fsync), and a power cut may restore the old file or leave no file. Even then the
+    disk has the new content, in the temporary file (see `recover`). After a failure the temporary
+    file is removed, because the disk may be full.
 
     The caller must be the only writer of `path`. The temporary file's name is fixed, so the next
     writer overwrites a killed writer's file. Raises OSError, which names the file.
@@ -31,7 +31,7 @@ def write_atomically(
     descriptor = directory = -1
     try:
         descriptor = create(temporary, _NEW, mode)
-        # Opened before the rename, so that running out of descriptors changes nothing.
+        # Opened before the rename: if no descriptor is left, the old file stays.
         directory = os.open(os.path.dirname(path) or ".", _DIRECTORY) if durable else -1  # noqa: PTH120
         os.fchmod(descriptor, mode)
         write_at(descriptor, content, 0)
@@ -54,9 +54,10 @@ def write_atomically(
 def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
     """Finish an interrupted `write_atomically`, before the next writer begins.
 
-    A temporary file that `is_whole` is the newest content, and becomes the file; a part of one is
-    removed. This is exact on file systems that keep the order of creations and renames, and whose
-    fsync of a new file keeps its name (ext4, XFS, btrfs). Raises OSError.
+    If `is_whole` returns true for the temporary file's content, this content is the newest, and the
+    temporary file replaces the file. Otherwise the temporary file is removed. This works on file
+    systems that keep the order of creations and renames, and where the fsync of a new file also
+    keeps its name (ext4, XFS, btrfs). Raises OSError.
     """
     temporary = _temporary(path)
     try:
@@ -68,7 +69,7 @@ def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
         return
     descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)  # the writer may have been killed before
+        os.fsync(descriptor)  # the writer may have been killed before its fsync
     finally:
         os.close(descriptor)
     os.replace(temporary, path)  # noqa: PTH105
@@ -78,7 +79,7 @@ def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
 def exchange(one: Path, other: Path) -> None:
     """Exchange the names of two files of one file system, in one step. Raises OSError.
 
-    The caller writes the directories to disk.
+    The caller must call `sync_directory` for the directories.
     """
     import ctypes  # few processes need it
 
@@ -89,7 +90,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def write_at(descriptor: int, content: bytes, offset: int) -> None:
-    """Write all of `content`. A part of it may be written when OSError is raised."""
+    """Write all of `content` at `offset`. If this raises OSError, a part of it may be written."""
     left = memoryview(content)
     while left:
         written = os.pwrite(descriptor, left, offset)
@@ -97,11 +98,11 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def append(path: str, content: bytes) -> bool:
-    """Add `content` to the end of a file. Returns False if the file does not exist.
+    """Append `content` to a file. Returns False if the file does not exist.
 
-    After the return, a kill of the process loses nothing. If the process is killed before the
-    return, or after a power cut, the file may end with a part of `content` or with zeros. Raises
-    OSError, which names the file; then the file is unchanged.
+    Once this returns, a kill of the process does not lose the content. After an earlier kill, or
+    after a power cut, the file may end with a part of `content` or with zeros. Raises OSError,
+    which names the file. Then the file has its old size.
     """
     try:
         descriptor = os.open(path, _APPENDING)
@@ -125,9 +126,10 @@ def append(path: str, content: bytes) -> bool:
 
 
 def read(path: str) -> bytes:
-    """The content of a file, at half the cost of Path.read_bytes. Raises OSError.
+    """Read a file, at half the cost of Path.read_bytes. Raises OSError.
 
-    A read of a file of proc(5) may be short before the end: only an empty read is the end.
+    A read(2) of a file in /proc may return less than a full part before the end. Only an empty read
+    shows the end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -140,9 +142,9 @@ def read(path: str) -> bytes:
 
 
 def version(file: Path | str | int) -> tuple[int, ...]:
-    """Numbers that change with the file at a path or descriptor.
+    """Numbers that change when the file at a path or descriptor changes.
 
-    Returns only the errno on failure.
+    Returns only the errno if the file cannot be examined.
     """
     try:
         status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
@@ -152,7 +154,7 @@ def version(file: Path | str | int) -> tuple[int, ...]:
 
 
 def remove(path: Path | str, *, durable: bool = True) -> None:
-    """Remove the file at `path` and a killed writer's temporary file, if they exist.
+    """Remove the file at `path`, and the temporary file of a killed writer, if they exist.
 
     If not `durable`, a power cut may undo the removal.
     """
@@ -172,7 +174,9 @@ def remove(path: Path | str, *, durable: bool = True) -> None:
 
 
 def create(path: str, flags: int, mode: int) -> int:
-    """Open the file. If `flags` has O_CREAT, missing directories above the file are made too."""
+    """Open the file. If the file or a directory above it is missing, create the directories and try
+    again.
+    """
     try:
         return os.open(path, flags, mode)
     except FileNotFoundError:
@@ -186,7 +190,7 @@ def _temporary(path: Path | str) -> str:
 
 
 def sync_directory(path: Path) -> None:
-    """Write the names in a directory to disk (fsync)."""
+    """Write the directory's list of names to disk (fsync)."""
     descriptor = os.open(path, _DIRECTORY)
     try:
         os.fsync(descriptor)

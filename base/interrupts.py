@@ -1,14 +1,15 @@
-"""How a call is interrupted, where that may happen, and how it waits for a condition.
+"""Interrupts calls, and lets calls wait for a condition.
 
-Another thread, or a signal handler of a process that serves one call, ends the call (`Call.end`):
-its client has hung up, its deadline is over, or SIGTERM came. Python cannot interrupt a thread, so
-the call checks for this at each `checkpoint`.
+Another thread, or a signal handler, interrupts a call with `Call.end` if the client has hung up,
+the deadline has passed, or SIGTERM came. Python cannot interrupt a thread, so the call itself
+checks for an interruption at each `checkpoint`.
 
-Under the attachment's lock, a call asks the kernel twice whether its client is still connected.
-`require_client` does this before the work, `hold` after the work. A runtime sends DEL only after
-the ADD's launcher has ended. The kernel closes the launcher's connection before the runtime sees
-that end, and the DEL waits for the same lock. So no DEL has followed an ADD that still has its
-client at `hold`. An ADD without a client is undone before the DEL reads the journal.
+While a call holds its attachment's lock, it asks the kernel twice whether its client is still
+connected: in `require_client` before the work, and in `hold` after the work. A runtime sends a DEL
+only after it has seen the end of the ADD's launcher. The kernel closes the launcher's connection
+before the runtime sees this end. The DEL waits for the same lock. So if the ADD still has its
+client at `hold`, the runtime has not sent the DEL. If the client is gone, the ADD undoes its work
+and releases the lock, and then the DEL reads the journal.
 """
 
 import threading
@@ -25,10 +26,11 @@ V = TypeVar("V")
 
 
 class Bound(Generic[V, T]):
-    """`with` sets a context variable, returns the value, and resets the variable at the end.
+    """A context manager that sets a context variable, returns the value, and resets the variable at
+    the end.
 
-    A generator (contextlib) would cost three times as much, and an agent sets three such variables
-    in each call.
+    contextlib.contextmanager would cost three times as much, and an agent uses this class three
+    times in each call.
     """
 
     def __init__(self, variable: ContextVar[V | T], value: T) -> None:
@@ -48,12 +50,12 @@ class Bound(Generic[V, T]):
 class Terminated(BaseException):
     """The call must end now and undo its work.
 
-    Not an Exception, so that no handler takes it for a failure of one step.
+    It is not a subclass of Exception, so that `except Exception` does not catch it.
     """
 
 
 class _Holding:
-    """Blocks that must not be interrupted; used by the call's own thread only."""
+    """Counts the nested blocks that must not be interrupted. Only the call's thread uses it."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -66,27 +68,28 @@ class _Holding:
 
 
 class Call:
-    """One call.
+    """A call that a thread serves.
 
     Args:
-        endable: the call can be interrupted; False for a DEL.
+        endable: whether the call can be interrupted; False for a DEL.
         gone: asks the kernel whether the client has hung up.
 
-    `aside` returns a context manager: in its block other calls may use this call's worker.
+    `aside` returns a context manager. In its block another call may have this call's place
+    (`agent.serve.workers`).
     """
 
     def __init__(self, endable: bool, gone: Callable[[], bool] = lambda: False) -> None:
         self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._gone = gone
-        self._lock = threading.RLock()  # a signal may come while its thread has it
-        self._settled = not endable  # it can no longer be interrupted
+        self._lock = threading.RLock()  # for a signal handler in a thread that has it
+        self._settled = not endable  # whether the call can no longer be interrupted
         self._ended = False
         self._holding = _Holding()
 
     def end(self) -> bool:
-        """Interrupt the call, from any thread or signal handler.
+        """Interrupt the call. Any thread or signal handler may call this.
 
-        Returns False if it is too late.
+        Returns False if the call can no longer be interrupted.
         """
         with self._lock:
             if self._settled:
@@ -108,14 +111,14 @@ _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def serving(call: Call) -> Bound[None, Call]:
-    """In the block this thread serves that call."""
+    """A context in which this thread serves that call."""
     return Bound(_call, call)
 
 
 def require_client() -> None:
-    """Raise Terminated if the client has gone, also in a DEL. Call this before any work.
+    """Raise Terminated if the client has gone, also in a DEL. A call does this before any work.
 
-    The runtime may already have gone on, for example with another ADD.
+    Without its client the call is out of date: the runtime may have sent another ADD.
     """
     call = _call.get()
     if call is not None and call._gone():
@@ -123,10 +126,10 @@ def require_client() -> None:
 
 
 def hold() -> None:
-    """From now on the call cannot be interrupted.
+    """Make the call uninterruptible from now on.
 
-    Raises Terminated if it was interrupted already or its client has gone; an ADD then undoes its
-    work. The caller must hold its attachment's lock.
+    Raises Terminated if the call was interrupted already or its client has gone. An ADD then undoes
+    its work. The caller must hold its attachment's lock.
     """
     call = _call.get()
     if call is not None:
@@ -134,22 +137,22 @@ def hold() -> None:
 
 
 def held() -> AbstractContextManager[None]:
-    """In the block the call is not interrupted."""
+    """A context in which the call is not interrupted."""
     call = _call.get()
     return nullcontext() if call is None else call._holding
 
 
 def checkpoint() -> None:
-    """Raise Terminated if the call was interrupted. Code that waits calls this repeatedly."""
+    """Raise Terminated if the call was interrupted. Waiting code calls this repeatedly."""
     call = _call.get()
     if call is not None and call._ended and not call._holding.depth:
         raise Terminated
 
 
 def waiting() -> AbstractContextManager[None]:
-    """Inside `with` the call only waits, so other calls of the agent are not delayed.
+    """A context in which the call waits, and does not delay other calls of the agent.
 
-    Code that may wait for longer than some milliseconds waits in such a block.
+    Code that may wait longer than a few milliseconds waits in this context.
     """
     call = _call.get()
     return nullcontext() if call is None else call.aside()
@@ -158,10 +161,10 @@ def waiting() -> AbstractContextManager[None]:
 def wait_until(
     condition: Callable[[], T], seconds: float, pause: float = 0.02, longest_pause: float = 0.1
 ) -> T:
-    """Call `condition` until its answer is true, for at most `seconds`. Returns the last answer.
+    """Call `condition` until its result is true, for at most `seconds`. Returns the last result.
 
-    The first call is at once. Pauses start at `pause` seconds and double up to `longest_pause`.
-    Raises the errors of `condition`, and Terminated if the call is interrupted.
+    Calls `condition` at once, and then after pauses that start at `pause` seconds and double up to
+    `longest_pause`. Raises the errors of `condition`, and Terminated if the call is interrupted.
     """
     deadline = time.monotonic() + seconds
     if answer := condition():

@@ -1,10 +1,11 @@
-"""Lock files.
+"""Lock files of calls.
 
-While a call holds a file's lock, no other call of this node uses the thing that the file stands
-for.
+A lock file stands for a thing, such as an attachment. While a call holds the lock, no other call of
+this node uses the thing.
 
-filelock locks open descriptors, so the kernel releases a lock when its holder dies. filelock's own
-lock objects would double the cost of an address (docs/developers/design.md).
+filelock locks open descriptors, so the kernel releases a lock when its holder dies. This module has
+its own lock objects, because filelock's objects would double the cost of an address
+(docs/developers/design.md).
 """
 
 import fcntl
@@ -24,24 +25,24 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Busy(Exception):
-    """Another call did not end in time."""
+    """Another call or process holds the lock."""
 
 
 class LockFile:
-    """The lock file `path`, to be held by `with`. Not reentrant.
+    """A lock file. A `with` block holds its lock. Not reentrant.
 
     Args:
-        path: missing directories above the file are created (0700).
+        path: the file. Missing directories above it are created (0700).
         what: the thing that the file stands for, for the error text.
-        timeout: seconds to wait for another holder; with 0 there is one attempt.
+        timeout: seconds to wait while another call holds the lock. With 0 there is one attempt.
         keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
-            that no files accumulate, and a waiter opens a new one.
-        stay_open: keep the file open between two uses, until `close`. If another file is at the
-        path, that file is opened. One thread at a time may use the object. pause: seconds between
-        two attempts at first; they double up to `longest_pause`.
+            that no files accumulate, and the next holder creates a new file.
+        stay_open: keep the file open between two uses, until `close`. If another file is at `path`
+            then, that file is opened. Only one thread at a time may use the object.
+        pause: seconds between the first two attempts. Pauses double up to `longest_pause`.
 
-    `with` raises Busy after `timeout`, OSError if the file cannot be used, Terminated if the call
-    ends. `descriptor` is the file's while the lock is held.
+    `with` raises Busy after `timeout`, OSError if the file cannot be used, and Terminated if the
+    call is interrupted. While the lock is held, `descriptor` is the descriptor of the file.
     """
 
     def __init__(
@@ -81,14 +82,14 @@ class LockFile:
             if not self._keep:
                 with suppress(FileNotFoundError):
                     os.unlink(self._path)  # noqa: PTH108 - a Path costs more than the call
-            # Closing is not enough: a child that was just forked still has the descriptor.
+            # Closing alone is not enough: a child that was just forked still has the descriptor.
             unlock_descriptor(self.descriptor)
         finally:
             if not self._stay_open:
                 self.close()
 
     def close(self) -> None:
-        """Close the file of a lock that is not held."""
+        """Close the file. The lock must not be held."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -100,7 +101,7 @@ class LockFile:
         self.release()
 
     def _attempt(self) -> bool:
-        """Open the file and lock it. Returns False if another process or thread has the lock."""
+        """Open and lock the file. Returns False if another process or thread has the lock."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor < 0:
             descriptor = files.create(self._path, _FLAGS, 0o600)
@@ -116,7 +117,8 @@ class LockFile:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # another holder, or the previous one has removed the file meanwhile
+        # Another holder has the lock, or the previous holder has removed the file.
+        os.close(descriptor)
         return False
 
 
@@ -133,7 +135,7 @@ def remove_abandoned(directory: Path) -> None:
 
 @contextmanager
 def directory_locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory itself. Raises OSError."""
+    """Hold a lock on the directory itself in the `with` block. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         lock_descriptor(descriptor)
@@ -143,10 +145,11 @@ def directory_locked(directory: Path) -> Iterator[None]:
 
 
 def shared(path: Path | str) -> int:
-    """A descriptor that shares the lock of a file with other descriptors, until it is closed.
+    """Lock the file together with other holders of shared locks. Returns the descriptor. Closing it
+    releases the lock.
 
-    Uses flock(2), since filelock shares locks of SQLite databases only. Raises Busy if one process
-    holds the lock alone, OSError if the file cannot be opened.
+    Uses flock(2), because filelock has shared locks for SQLite databases only. Raises Busy if a
+    process holds an exclusive lock, and OSError if the file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:

@@ -1,7 +1,7 @@
-"""Threads that repeat a step, with their pauses and their clock.
+"""Threads that repeat a step, and their pauses.
 
-A defect in one step does not end such a loop. The process reports itself unhealthy if all steps of
-a loop fail (`failing`).
+An error in one step does not end the thread. The process reports that it is not ready while
+MOST_FAILURES steps or more have failed in a row (`failing`).
 """
 
 import logging
@@ -11,8 +11,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 
-MOST_FAILURES = 5  # in a row, until a loop counts as failing
-JOIN = 2.0  # seconds; a request to a server that gives no answer may take longer
+MOST_FAILURES = 5  # steps in a row, after which a loop counts as failing
+JOIN = 2.0  # seconds; a step that waits for a server may take longer
 AFTER_DEFECT = 1.0  # seconds
 
 _log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _failures: Counter[str] = Counter()
 class StepThread:
     """A thread that repeats `step` from `start` to `close`; `name` is for the log.
 
-    `close` waits `join` seconds for a running step, or with `None` until it ends.
+    `close` waits up to `join` seconds until a running step ends. `None` means without a limit.
     """
 
     def __init__(self, name: str, join: float | None = JOIN) -> None:
@@ -31,7 +31,7 @@ class StepThread:
         self._join = join
         self._woken = threading.Event()
         self._ended = threading.Event()
-        self._defect = ""  # of the last step
+        self._defect = ""  # the error of the last step, or ""
         self._thread: threading.Thread | None = None
 
     @abstractmethod
@@ -47,9 +47,10 @@ class StepThread:
         self._woken.set()
 
     def close(self) -> None:
-        """Begin no more steps. May be called again.
+        """Stop the thread after the running step. May be called again.
 
-        A step that waits for an answer may be left running. This is like a crash of the step.
+        If the step does not end within `join` seconds, the step is left running, and ends with the
+        process.
         """
         self._ended.set()
         self.wake()
@@ -71,7 +72,9 @@ class StepThread:
         worked(self._name)
 
     def _failed(self, error: Exception) -> float:
-        """Log an error of a step unless the last error was equal. Returns the seconds to rest."""
+        """Log an error of a step, unless the last step had the same error. Returns the pause in
+        seconds.
+        """
         defect = f"{type(error).__name__}: {error}"
         if defect != self._defect:
             _log.exception("%s: a step failed (tried again)", self._name)
@@ -93,23 +96,23 @@ class Loop(StepThread):
 
 
 def failed(loop: str) -> None:
-    """Count a failure of the loop. The caller has logged the reason."""
+    """Count a failed step of the loop. The caller logs the reason."""
     _failures[loop] += 1
 
 
 def worked(loop: str) -> None:
-    """Forget the failures of the loop, after a success or its end."""
+    """Reset the count of failed steps, after a success or at the end of the loop."""
     _failures.pop(loop, None)
 
 
 def failing() -> str:
-    """The loops that fail again and again; "" if there are none."""
+    """A text that names the failing loops, or "" if there are none."""
     named = sorted(loop for loop, count in _failures.copy().items() if count >= MOST_FAILURES)
     return f"failed {MOST_FAILURES} times or more in a row: {', '.join(named)}" if named else ""
 
 
 class Backoff:
-    """Pauses of `first` seconds, doubled each time up to `longest`. `next` is the next one."""
+    """Pauses that start at `first` seconds and double up to `longest`. `next` is the next pause."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first, self._longest = first, longest
@@ -126,6 +129,6 @@ class Backoff:
 def boottime() -> float:
     """Seconds since the machine booted.
 
-    Counts the time of suspend, which `time.monotonic` does not count.
+    Includes the time in suspend, unlike `time.monotonic`.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)

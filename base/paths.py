@@ -1,4 +1,4 @@
-"""Paths of the node's files. Every root can be changed, so that tests run on their own trees."""
+"""Paths of the node's files. Tests set other root directories."""
 
 from collections.abc import Mapping
 from functools import cache, cached_property
@@ -8,12 +8,12 @@ import msgspec
 
 
 def _path(root: str, below: str) -> "cached_property[Path]":
-    """The path `below` the attribute `root` of a Paths."""
+    """A property: the path `below`, below the directory in the attribute `root`."""
     return cached_property(lambda paths: getattr(paths, root) / below)
 
 
 class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """The root directories, and the paths below them."""
+    """The root directories, and the paths of files below them."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
@@ -27,11 +27,11 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
     cni_conf: Path = Path("/etc/cni/net.d")
     cni_bin: Path = Path("/opt/cni/bin")
-    cni_state: Path = Path("/var/lib/cni")  # of other projects' plugins
+    cni_state: Path = Path("/var/lib/cni")  # state of other projects' plugins
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
-        """The defaults, except for the roots that PODFABRIC_SYS, PODFABRIC_PROC and so on set."""
+        """The default roots, except those that PODFABRIC_SYS, PODFABRIC_PROC and so on name."""
         roots = {
             field: Path(environ[variable])
             for field in cls.__struct_fields__
@@ -41,18 +41,18 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def sysfs(self) -> str:
-        """`sys` as text: an ADD reads some 50 attributes, and a Path costs more than the call."""
+        """`sys` as text: an ADD reads about 50 attributes, and a Path costs more than the read."""
         return str(self.sys)
 
     attachments = _path("state", "attachments")  # the journal: one file per attachment
-    agent_lock = _path("state", "agent.lock")  # of the agent that serves; the file stays
+    agent_lock = _path("state", "agent.lock")  # the lock of the agent that serves; the file stays
     ipam = _path("state", "ipam")  # the address store and its lock
-    devices = _path("state", "devices")  # the device plugin's records, each pod's choice of HCA
+    devices = _path("state", "devices")  # the device plugin's records, and each pod's HCA
     checkpoint = _path("devices", "checkpoint.json")  # of allocations (deviceplugin/checkpoint.py)
     shims = _path("state", "gpu/shim")  # libraries for parts of GPUs (cli/setup/shim_files.py)
-    device_plugins = _path("kubelet", "device-plugins")  # the sockets of kubelet and device plugins
+    device_plugins = _path("kubelet", "device-plugins")  # sockets of kubelet and device plugins
     pod_resources = _path("kubelet", "pod-resources/kubelet.sock")  # the kubelet's PodResources API
-    locks = _path("run", "lock")  # lock files of calls; a boot may remove them
+    locks = _path("run", "lock")  # lock files of calls; they need not survive a boot
     config = _path("etc", "config.yaml")  # the administrator's configuration of this node
     agent_socket = _path("run", "agent.sock")  # for the launchers
     # The last policies of the cluster that the agent read (policy/stored_policies.py).
@@ -64,7 +64,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class PathsWithSockets(Paths, frozen=True, kw_only=True, dict=True):
-    """Paths whose device plugins' sockets are not in the kubelet's root directory."""
+    """Paths with another directory, `sockets`, for the sockets of device plugins."""
 
     sockets: Path
 
@@ -73,5 +73,5 @@ class PathsWithSockets(Paths, frozen=True, kw_only=True, dict=True):
 
 @cache
 def boot_id_of(proc: Path) -> str:
-    """The identity of the boot, read once: no process outlives a boot."""
+    """The identity of this boot, read once, because it changes only with a boot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()

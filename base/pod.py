@@ -1,10 +1,10 @@
-"""A pod, as Kubernetes names it."""
+"""The names of a pod in Kubernetes."""
 
 import msgspec
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """A pod as CNI_ARGS or the kubelet name it; "" for unknown parts."""
+    """A pod that CNI_ARGS or the kubelet names. An unknown part is ""."""
 
     namespace: str = ""
     name: str = ""

@@ -1,4 +1,4 @@
-"""Logs problems: once while they stay the same, and again after some minutes."""
+"""Logs a problem once while it lasts, and again after AGAIN_AFTER."""
 
 import logging
 import re
@@ -9,20 +9,22 @@ from collections.abc import Callable, Hashable
 from base.text import printable
 
 AGAIN_AFTER = 300.0  # seconds
-MOST_TEXTS = 20  # of a topic
-_ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in a library's text: different each time
+MOST_TEXTS = 20  # that `Problems` remembers for a topic
+_ADDRESS = re.compile(r"0x[0-9a-f]+")  # of an object, in a library's text; it differs each time
 
 
 class Problems:
-    """The current problems, by topic. One thread at a time may use a topic."""
+    """The current problems, by topic. Only one thread at a time may use a topic."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
-        self._said: dict[str, dict[str, float]] = {}  # when, by topic and text
+        self._said: dict[str, dict[str, float]] = {}  # the time of the log line, by topic and text
 
     def tell(self, topic: str, problem: str | Exception | None) -> None:
-        """Log a topic's problem, unless logged recently. `None` ends the problem."""
+        """Log a problem of the topic, unless the same text was logged within AGAIN_AFTER. `None`
+        ends the topic's problem.
+        """
         if problem is None:
             if self._said.pop(topic, None):
                 self._log.info("%s: works again", topic)
@@ -38,14 +40,14 @@ class Problems:
 
 
 class Seldom:
-    """Limits how often the log repeats a message that a tenant can cause. Any thread may use it."""
+    """Limits how often the log has a message that a tenant can cause. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._said: dict[Hashable, float] = {}  # when
+        self._said: dict[Hashable, float] = {}  # the time of the log line
 
     def may_say(self, what: Hashable, quiet: float) -> bool:
-        """Whether `what` was not logged for `quiet` seconds. The call counts as logging it."""
+        """Whether the caller may log `what`. Returns True once in `quiet` seconds."""
         now = time.monotonic()
         with self._lock:
             self._said = {key: at for key, at in self._said.items() if now - at < quiet}

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: those of the process, and families computed for each scrape."""
+"""Metrics for Prometheus: metrics of the process, and families that each scrape computes."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ def registry() -> CollectorRegistry:
 class Source(Collector):
     """Families that are computed for each scrape.
 
-    A failure leaves them out, and is logged, but not for every scrape.
+    If the computation fails, the scrape lacks these families, and `Problems` logs the error.
     """
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:

@@ -1,4 +1,4 @@
-"""Makes a printable line of foreign text, and finds the valid key nearest to a wrong one."""
+"""Makes foreign text printable, and finds the valid key that is nearest to a wrong key."""
 
 import re
 from collections.abc import Collection
@@ -9,9 +9,9 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def printable(text: str) -> str:
-    """The text with line ends, escape sequences and direction marks escaped.
+    """Escape the line ends, escape sequences and direction marks in a text.
 
-    Text from a pod or client can then not forge a line of a log.
+    So text from a pod or client cannot forge a line of a log.
     """
     if text.isprintable():
         return text
@@ -22,23 +22,20 @@ def printable(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """The text as one printable line: long words cut at the end, a long text in the middle.
+    """The text as one printable line. A long word loses its end, and a long text loses its middle.
 
-    The end stays because it has the remedy. JSON writes a non-ASCII character in 6 bytes, so a text
-    with such characters may have a sixth of the length.
+    The end of the text stays, because it has the remedy. A text with non-ASCII characters may have
+    a sixth of LONGEST characters, because JSON writes such a character in 6 bytes.
     """
     if len(text) <= LONGEST_WORD and text.isprintable():
         return text
-    text = printable(without_middle(text, LONGEST))  # cut first: the rest is slow on long texts
+    text = printable(without_middle(text, LONGEST))  # cut first: long texts take long
     text = _LONG_WORD.sub(lambda word: f"{word[0][:LONGEST_WORD]}...", text)
     return without_middle(text, LONGEST if text.isascii() else LONGEST // 6)
 
 
 def without_middle(text: str, longest: int) -> str:
-    """The text.
-
-    If it is longer than `longest` characters, only its beginning and its end are kept.
-    """
+    """The text, without its middle if it is longer than `longest` characters."""
     if len(text) <= longest:
         return text
     end = longest // 4
@@ -46,8 +43,8 @@ def without_middle(text: str, longest: int) -> str:
 
 
 def resembling(key: str, valid: Collection[str]) -> str | None:
-    """The valid key that `key` was most likely meant to be; `None` if none is close."""
-    import difflib  # here, because only wrong configurations need it
+    """The valid key that is most similar to `key`, or `None` if no valid key is similar."""
+    import difflib  # imported here, because only wrong configurations need it
 
     folded = {_folded(name): name for name in sorted(valid)}
     if _folded(key) in folded:

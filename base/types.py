@@ -1,17 +1,17 @@
-"""Names for texts and numbers that are easily confused."""
+"""Types for texts and numbers that are easily confused."""
 
 from typing import NewType
 
 Bdf = NewType("Bdf", str)
-"""A device as sysfs names it: "0000:af:06.0", or an auxiliary device's "mlx5_core.sf.6"."""
+"""The name of a device in sysfs: "0000:af:06.0", or "mlx5_core.sf.6" of an auxiliary device."""
 
 DeviceId = NewType("DeviceId", str)
-"""A device as the kubelet names it: a PCI address, "0000:af:06.0-3" or "0" of a shared pool."""
+"""The kubelet's name of a device: a PCI address, or "0000:af:06.0-3" or "0" in a shared pool."""
 
-PKey = NewType("PKey", int)  # a partition key, 16 bits; 0x8000 is the bit of a full member
+PKey = NewType("PKey", int)  # a partition key of 16 bits; full members have the bit 0x8000
 
 NetnsInode = NewType("NetnsInode", int)
-"""The inode of a network namespace. The kernel uses it again once the namespace is gone."""
+"""The inode of a network namespace. The kernel may reuse the number once the namespace is gone."""
 
 NetnsIdentity = NewType("NetnsIdentity", str)
-"""Unique for each network namespace of this boot: "cookie:4711", or "inode:..."."""
+"""A text that is unique for each network namespace of this boot: "cookie:4711", or "inode:..."."""

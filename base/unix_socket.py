@@ -1,4 +1,6 @@
-"""A listening unix socket that only root can open, and whether a process serves one."""
+"""Listens on a unix socket that only root can open, and finds out whether a process serves a
+socket.
+"""
 
 import errno
 import os
@@ -9,11 +11,11 @@ from pathlib import Path
 
 
 def listen(path: Path, backlog: int) -> socket.socket:
-    """A socket that listens at `path`; replaces a socket that a dead process left there.
+    """Listen at `path`. Replaces the socket file of a dead process.
 
-    Raises OSError with EADDRINUSE if a process listens there, or if the file is not a socket. Two
-    processes that call this at the same time for one path may both succeed: the caller makes sure
-    that it is alone.
+    Raises OSError with EADDRINUSE if a process listens there, or if the file is not a socket. If
+    two processes call this at the same time for one path, both may succeed. The caller must prevent
+    this.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode) or is_served(path):
@@ -39,7 +41,7 @@ def is_served(path: Path) -> bool:
         client.setblocking(False)
         try:
             client.connect(str(path))
-        except BlockingIOError:  # its backlog is full
+        except BlockingIOError:  # the socket's backlog is full
             return True
         except OSError:
             return False

@@ -32,9 +32,9 @@ _EVENTS = (
 
 
 class Waker:
-    """One thread waits for a call of `wake`, a change in a directory, or a timeout.
+    """Lets one thread wait for a call of `wake`, a change in a directory, or a timeout.
 
-    Any thread may wake it. Without inotify, directories do not.
+    Any thread may call `wake`. Without inotify, a change in a directory does not end the wait.
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Waker:
         self._inotify: INotify | None = None
         try:
             self._inotify = INotify(nonblocking=True)
-        except OSError as error:  # fs.inotify.max_user_instances, or no descriptor left
+        except OSError as error:  # no instance or descriptor is left
             _log.warning("inotify: %s: directories are polled", error.strerror)
         else:
             self._poll.register(self._inotify, select.POLLIN)
 
     def wake(self) -> None:
-        """End the current wait, or the next one."""
+        """End the current wait, or else the next wait at once."""
         with self._lock:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
@@ -73,14 +73,14 @@ class Waker:
             self._watches[path] = watch
 
     def wait(self, seconds: float) -> bool:
-        """Wait until woken, at most this long. Returns whether a directory has changed."""
+        """Wait at most `seconds`. Returns whether a directory has changed."""
         self._poll.poll(max(0, math.ceil(seconds * 1000)))
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
         return self._inotify is not None and bool(self._inotify.read(timeout=0))
 
     def close(self) -> None:
-        """Close the descriptors. No thread may wait. May be called again."""
+        """Close the descriptors. No thread may wait at this time. May be called again."""
         with self._lock:
             if self._event < 0:
                 return
@@ -93,10 +93,11 @@ class Waker:
 class WatchedFile(StepThread):
     """Calls `changed` when the file's content may have changed, and once at the start.
 
-    A thread does this until `close`. It watches the directory, because editors and ConfigMap mounts
-    replace the file. It also checks every few seconds for changes that inotify does not report: a
-    directory that does not exist yet, or a link's target elsewhere. The call at the start covers a
-    change between the caller's own reading and the watch. `changed` reads the file.
+    `changed` reads the file. A thread calls `changed` until `close`. The thread watches the
+    directory, because editors and ConfigMap mounts replace the file. It also checks the file every
+    few seconds, because inotify does not report every change: the directory may not exist yet, or
+    the file may be a link to another directory. The call at the start finds a change that came
+    after the caller read the file and before the watch began.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class WatchedFile(StepThread):
         self._path = path
         self._changed = changed
         self._look_every = look_every
-        self._seen: tuple[int, ...] = ()  # differs from every version: `changed` is called at once
+        self._seen: tuple[int, ...] = ()  # equals no version: `changed` is called at once
         self._waker = Waker()
         self.start()
 
@@ -132,10 +133,12 @@ class WatchedFile(StepThread):
 
     def _rest(self, seconds: float) -> None:
         if self._waker.wait(seconds):
-            self._seen = ()  # the version may be the same: file times are coarse
+            self._seen = ()  # call `changed` even if the version is equal: file times are coarse
 
     def _settled(self) -> tuple[int, ...]:
-        """The file's version once a writer has finished, or after `close`."""
+        """Wait until the file stays unchanged for SETTLE seconds, or until `close`. Returns its
+        version.
+        """
         last = files.version(self._path)
         for _ in range(25):
             if self._ended.wait(SETTLE) or last == (last := files.version(self._path)):

@@ -1,5 +1,6 @@
-"""The command `podfabric`: the top layer, which may import every other.
+"""The command `podfabric`. As the top layer, it may import every other layer.
 
-`main` starts `commands`, which has one module per command. `output` prints tables, JSON and YAML.
-`node` reads the node, `checks` are those of `doctor`, `setup` installs executables.
+`main` calls `commands`, which imports the module of the command. `output` prints tables and JSON.
+`node` reads the state of the node. `checks` has the checks of `doctor`. `setup` installs
+executables.
 """

@@ -1,4 +1,4 @@
-"""`podfabric agent`."""
+"""`podfabric agent`: starts the agent, or prints its state."""
 
 import argparse
 import os
@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state",
         action="store_true",
-        help="start no agent: print the state of this container's agent, and exit with 0 if it "
-        "serves or is prepared to",
+        help="print the state of this container's agent, and start no agent; exit code 0: it "
+        "serves or stands by",
     )
     parser.add_argument(
         "--until-empty",
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         const=QUIET,
         metavar="SECONDS",
-        help="leave the node: attach nothing, detach until the node has had no attachment for "
-        f"that long (default: {QUIET:g}), remove launchers and files, wait for SIGTERM",
+        help="leave the node: attach no pod; once the node has had no attachment for SECONDS "
+        f"(default: {QUIET:g}), remove launchers and files, and wait for SIGTERM",
     )
     parser.set_defaults(main=run)
 
@@ -36,17 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
     paths = Paths.from_environ(os.environ)
     if arguments.state:
         states = presence.states(paths.run)
-        for state in states or ["no agent runs with the mounts of this process"]:
+        for state in states or ["no agent runs in this container"]:
             sys.stdout.write(f"{state}\n")
         return 0 if states and not set(states) & set(NOT_PREPARED) else 1
-    # A probe asks for the state every few seconds and needs none of these.
+    # Imported here, because a probe runs `--state` every few seconds without them.
     from agent import resident as agent
     from agent.leave_node import Leaving
     from cli.setup import executables
     from cli.setup.install import uninstall
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    os.dup2(2, 1)  # a library's output belongs into the log, on standard error
+    os.dup2(2, 1)  # so that the output of a library is in the log, on standard error
     quiet: float | None = arguments.until_empty
     if quiet is not None:
         return agent.run(paths, leaving=Leaving(quiet, uninstall))

@@ -1,4 +1,4 @@
-"""Command lines for argparse: errors name the expected words, and the nearest right one."""
+"""A parser of command lines whose errors name the nearest valid word, and types of arguments."""
 
 from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterable
@@ -9,12 +9,12 @@ from base.text import resembling
 
 
 class Parser(ArgumentParser):
-    """Its errors show the usage of the command with the error, and the nearest valid word."""
+    """An error shows the usage of the command, and the nearest valid word."""
 
     def parse_known_args(  # type: ignore[override] # typeshed has overloads for namespaces
         self, args: Iterable[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Treat a command's unknown word as an error here, not in the parser above."""
+        """Report an unknown word with the usage of this command, not of `podfabric`."""
         known, unknown = super().parse_known_args(list(args or ()), namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
@@ -36,7 +36,7 @@ class Parser(ArgumentParser):
 
 
 def meant(word: str, valid: Collection[str]) -> str:
-    """A question for the end of an error, with the nearest valid word.
+    """The end of an error text: a question that names the nearest valid word.
 
     Returns "" if no word is near.
     """
@@ -51,9 +51,9 @@ def seconds(text: str) -> float:
 
 
 def file(text: str) -> Path:
-    """A file's path; not the empty text of a script's unset variable."""
+    """A file's path. Refuses the empty text that a script's unset variable gives."""
     if not text:
-        raise ArgumentTypeError("it is empty: name a file, or leave the option out")
+        raise ArgumentTypeError("the path is empty: write a path, or remove the option")
     return Path(text)
 
 

@@ -1,7 +1,7 @@
-"""`podfabric ipam ... --cluster`: pools and blocks of the cluster, as the API server has them.
+"""`podfabric ipam ... --cluster`: commands for the pools and blocks on the API server.
 
-The controller need not run. An administrator can free blocks here because only he knows that a
-machine is off (docs/operate/controller.md).
+The commands work without the controller. An administrator frees the blocks of a machine here,
+because only the administrator can see that the machine is off (docs/operate/controller.md).
 """
 
 import argparse
@@ -25,11 +25,11 @@ from kube.client import ClusterApi
 from kube.informer import all_nodes
 from kube.resources import ApiError, NotFound
 
-ATTEMPTS = 3  # for a block that changes meanwhile
+ATTEMPTS = 3  # to free a block that changes meanwhile
 
 
 class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of an address, or of the block that has it."""
+    """The holder of an address, or the node that leases the block of the address."""
 
     address: str
     pool: str
@@ -40,21 +40,23 @@ class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_options(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add `--cluster` to the commands that have it, and the command `reclaim`."""
+    """Add the option `--cluster` to `show` and `fsck`, and add the command `reclaim`."""
     for name, form in (("show", _show), ("fsck", _fsck)):
         parser = commands.choices[name]
         parser.add_argument(
-            "--cluster", action="store_true", help="of the whole cluster, not of this node's store"
+            "--cluster",
+            action="store_true",
+            help="use the pools and blocks of the cluster, not this node's store",
         )
         _add_kubeconfig(parser)
         parser.set_defaults(in_cluster=form)
     reclaim = commands.add_parser("reclaim", help="free the blocks of a node that is powered off")
-    reclaim.add_argument("--node", required=True, help="the name of its Node object")
+    reclaim.add_argument("--node", required=True, help="the name of the Node object")
     reclaim.add_argument(
         "--powered-off",
         action="store_true",
         required=True,
-        help="you have seen that the machine is off: nothing on it uses an address any more",
+        help="confirm that you have seen that the machine is off, so that it uses no address",
     )
     _add_kubeconfig(reclaim)
     reclaim.set_defaults(cluster=True, in_cluster=_reclaim)
@@ -65,7 +67,7 @@ def _add_kubeconfig(parser: argparse.ArgumentParser) -> None:
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="with --cluster: how to reach the API server; default: $KUBECONFIG, or as a pod",
+        help="with --cluster: kubeconfig of the API server (default: $KUBECONFIG, or the pod's)",
     )
 
 
@@ -79,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def connect(kubeconfig: Path | None) -> ClusterApi:
-    """The client of the API server. Raises ApiError if there is none."""
+    """Return a client of the API server. Raises ApiError if no API server is configured."""
     from kube.transport import KubernetesApi
 
     named = os.environ.get("KUBECONFIG")
@@ -125,7 +127,7 @@ def _blocks_with(
         try:
             covered = block_layout.interval(block)
         except ValueError:
-            continue  # fsck names it
+            continue  # `fsck` reports this block
         if covered.first <= address <= covered.last:
             found.append((block, covered))
     return found
@@ -148,7 +150,7 @@ def _reclaim(arguments: argparse.Namespace, api: ClusterApi) -> int:
 
 
 def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
-    """Free the blocks except those of machines that run. Returns the exit code."""
+    """Free the blocks, except blocks of machines that run. Returns the exit code."""
     machines = Machines(all_nodes(api), api.list(AddressBlock).items)
     standings = [(block, machines.standing(block.holder)) for block in blocks]
     replaced = {
@@ -167,7 +169,7 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
             code = 1
         elif standing is Standing.SILENT and holder.node in replaced:
             sys.stderr.write(
-                f"podfabric ipam: {name}: kept: it is of the present machine of {holder.node}: "
+                f"podfabric ipam: {name}: kept: the present machine of {holder.node} leases it: "
                 "if that machine is off, too, repeat the command\n"
             )
             code = 1
@@ -175,7 +177,7 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
             sys.stdout.write(f"freed {name}, which {holder.node} leased\n")
         else:
             sys.stderr.write(
-                f"podfabric ipam: {name}: kept: its holder answers, so its machine is not off\n"
+                f"podfabric ipam: {name}: kept: its holder changes it, so the machine is not off\n"
             )
             code = 1
     return code
@@ -184,7 +186,7 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
 def _freed(block: AddressBlock, api: ClusterApi) -> bool:
     """Free a block.
 
-    Returns False if the block keeps changing, which shows that its holder is alive.
+    Returns False if the block changes at each attempt, which shows that its holder is alive.
     """
     uid = block.metadata.uid
     for _ in range(ATTEMPTS):
@@ -195,7 +197,7 @@ def _freed(block: AddressBlock, api: ClusterApi) -> bool:
         except NotFound:
             return True
         if block.metadata.uid != uid:
-            return True  # it was freed, and another node has claimed it
+            return True  # it was freed, and another node leases it
     return False
 
 

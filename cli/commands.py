@@ -1,7 +1,7 @@
 """`podfabric COMMAND`: every command, and the module that runs it.
 
-Only the module of the named command is imported: importing all of them takes longer than most
-commands take to run.
+Only the module of the named command is imported, because importing all modules takes longer than
+most commands.
 """
 
 import argparse
@@ -17,7 +17,8 @@ from cli.arguments import Parser
 class Command(NamedTuple):
     """A line of `podfabric --help`, and the function of `module` that adds the arguments.
 
-    That function also sets `main`, which takes the parsed arguments and returns the exit code.
+    This function also sets the default `main`, a function that takes the parsed arguments and
+    returns the exit code.
     """
 
     help: str
@@ -28,22 +29,28 @@ class Command(NamedTuple):
 COMMANDS = {
     "ipam": Command("the addresses that pods of this node hold", "cli.ipam"),
     "sweep": Command("remove attachments of dead sandboxes, after a boot or a kill", "cli.sweep"),
-    "install": Command("copy the CNI executables to where the runtime looks", "cli.setup.install"),
+    "install": Command("copy the CNI executables to the runtime's directory", "cli.setup.install"),
     "uninstall": Command(
-        "remove what `podfabric install` copied", "cli.setup.install", "add_uninstall_arguments"
+        "remove the executables that `podfabric install` copied",
+        "cli.setup.install",
+        "add_uninstall_arguments",
     ),
-    "topo": Command("how far GPUs and HCAs are from each other, in nvidia-smi's terms", "cli.topo"),
-    "devices": Command("every HCA, the pools that offer it, and why others do not", "cli.devices"),
+    "topo": Command("the distances between GPUs and HCAs, in nvidia-smi's terms", "cli.topo"),
+    "devices": Command(
+        "every HCA, its pools, and the reason if a pool does not offer it", "cli.devices"
+    ),
     "explain": Command(
         "the devices and interfaces of a pod, and whether they match", "cli.explain"
     ),
     "policy": Command(
         "which definitions the rules of a policy allow, before a pod uses them", "cli.policy"
     ),
-    "doctor": Command("check this node, and say what to do (1: a check failed)", "cli.doctor"),
+    "doctor": Command(
+        "check this node, and print remedies (exit code 1: a check failed)", "cli.doctor"
+    ),
     "agent": Command("serve the launchers of this node until SIGTERM", "cli.agent"),
     "controller": Command(
-        "make pools of cluster-wide addresses, and free those of dead nodes, until SIGTERM",
+        "make pools of cluster-wide addresses, and free addresses of dead nodes, until SIGTERM",
         "cli.controller",
     ),
     "device-plugin": Command(
@@ -63,7 +70,7 @@ class _Version(argparse.Action):
 
 def run(words: Sequence[str]) -> int:
     """Run the command line `words`. Returns the exit code, which is 2 for a wrong command line."""
-    if words[:1] == ["device-plugin"]:  # its flags are written as Go's, which argparse cannot read
+    if words[:1] == ["device-plugin"]:  # argparse cannot read its flags, which have Go's form
         return device_plugin.run(words[1:])
     parser = Parser(
         prog="podfabric", description="RDMA fabrics for Kubernetes pods: the operator's commands"

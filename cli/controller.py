@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEASE = "podfabric-controller"
 METRICS = "127.0.0.1:9812"
-ELECTION_TIMEOUT = 4.0  # seconds: a renewal that takes longer is tried again in time
+ELECTION_TIMEOUT = 4.0  # seconds: after a failed renewal, time for another attempt is left
 
 _log = logging.getLogger(__name__)
 
@@ -30,44 +30,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--namespace",
         type=namespace,
         default="podfabric",
-        help=f"of the Lease {LEASE}, by which one of several processes leads (default: podfabric)",
+        help=f"the namespace of the Lease {LEASE}, whose holder leads (default: podfabric)",
     )
     parser.add_argument(
         "--whereabouts",
         choices=("None", "Read", "Coexist"),
         default="None",
-        help="Read: no node hands out what whereabouts' objects hold. Coexist: the controller also "
-        "takes blocks from whereabouts for podfabric's nodes (default: None)",
+        help="Read: no node gives out addresses that whereabouts' objects hold. Coexist: the "
+        "controller also takes blocks from whereabouts for podfabric's nodes (default: None)",
     )
     parser.add_argument(
         "--kubeconfig",
         type=file,
         metavar="FILE",
-        help="how to reach the API server; without it, as a pod of the cluster",
+        help="kubeconfig of the API server (default: as a pod of the cluster)",
     )
     parser.add_argument(
         "--metrics",
         default=METRICS,
         metavar="ADDRESS",
-        help=f'where /metrics is served, a loopback address; "" is nowhere (default: {METRICS})',
+        help=f'loopback address that serves /metrics; "" for none (default: {METRICS})',
     )
     parser.add_argument(
         "--health",
         default="",
         metavar="ADDRESS",
-        help='where /healthz and /readyz are served, such as ":9813" (default: nowhere)',
+        help='address that serves /healthz and /readyz, such as ":9813" (default: none)',
     )
     parser.add_argument(
         "--pools-per-namespace",
         type=int,
         metavar="NUMBER",
-        help="the most pools that are made for the definitions of one namespace (default: 100)",
+        help="most pools for the definitions of one namespace (default: 100)",
     )
     parser.add_argument(
         "--nv-ipam",
         default="",
         metavar="NAMESPACE",
-        help="of nv-ipam's IPPools and CIDRPools, which become AddressPools (default: none)",
+        help="make AddressPools from nv-ipam's IPPools and CIDRPools in NAMESPACE (default: none)",
     )
     parser.add_argument("--log-format", choices=("text", "json"), default="text")
     parser.add_argument(
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(
         settings.Settings(log_format=arguments.log_format, log_level=arguments.log_level)
     )
-    # Not an Event: its `set` would wait for a lock that the interrupted `wait` may hold.
+    # Not an Event, because its `set` would wait for a lock that the interrupted `wait` may hold.
     ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.put(None))
@@ -112,7 +112,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
     api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller", pace=pace)
     stack.callback(api.close)
-    # A second client, so that the pace of many writes does not delay the renewals.
+    # A second client, so that the rate limit of many writes does not delay the renewals.
     election = KubernetesApi(
         arguments.kubeconfig, writer="podfabric-controller", timeout=ELECTION_TIMEOUT
     )
@@ -144,7 +144,7 @@ def _open(
 ) -> None:
     from agent.observe.http import Endpoint
 
-    # A pod has IPv4, IPv6 or both; "[::]" takes IPv4 too.
+    # A pod has IPv4, IPv6 or both. A socket at "[::]" also accepts IPv4.
     choices = (f"[::]{listen}", f"0.0.0.0{listen}") if listen.startswith(":") else (listen,)
     for choice in filter(None, choices):
         try:
@@ -158,7 +158,7 @@ def _open(
 
 
 def _until_it_fails(serve: Callable[[], None], ended: SimpleQueue[None]) -> None:
-    """End the process when the loop ends, so that the kubelet starts a new process."""
+    """Run the loop, and then end the process, so that the kubelet starts a new process."""
     try:
         serve()
     finally:

@@ -1,4 +1,4 @@
-"""`podfabric device-plugin`: the device plugin alone, on a node whose agent does not run it.
+"""`podfabric device-plugin`: runs the device plugin alone, on a node whose agent does not run it.
 
 It accepts the command lines of the device plugins that it replaces (docs/use/devices.md).
 """
@@ -46,8 +46,8 @@ def run(arguments: Sequence[str]) -> int:
         if rest:
             hint = meant(rest[0].partition("=")[0], [f"-{flag}" for flag in FLAGS])
             raise ConfigError(f"{rest[0]}: unknown flag{hint}\n{USAGE}")
-        command.load(paths.config)  # report a mistake on the command line now
-        # The same file says how to log.
+        command.load(paths.config)  # raises ConfigError for a wrong command line
+        # The same file has the settings of the log.
         loaded = settings.load(command.watched(paths.config) or paths.config)
         if "agent" in loaded.mistakes:
             raise ConfigError(loaded.mistakes["agent"])
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2
-    # Not an Event: its `set` would wait for a lock that the interrupted `wait` may hold.
+    # Not an Event, because its `set` would wait for a lock that the interrupted `wait` may hold.
     ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.put(None))

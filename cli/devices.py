@@ -1,4 +1,6 @@
-"""`podfabric devices`: the node's HCAs and GPUs, each with its pools or a reason."""
+"""`podfabric devices`: lists the node's HCAs and GPUs, each with its pools, or with the reason why
+no pool offers it.
+"""
 
 import argparse
 import os
@@ -25,8 +27,8 @@ from host.sysfs.discovery import HCA
 class Offered(msgspec.Struct, frozen=True):
     resource: str
     ids: int  # device ids that give a container this HCA
-    held: int  # how many of these containers hold, by the checkpoint
-    unfit: dict[str, int]  # how many of these cannot be allocated, by reason
+    held: int  # the number of these ids that containers hold, by the checkpoint
+    unfit: dict[str, int]  # the number of these ids that cannot be allocated, by reason
 
 
 class NotOffered(msgspec.Struct, frozen=True):
@@ -35,7 +37,7 @@ class NotOffered(msgspec.Struct, frozen=True):
 
 
 class HcaHolder(msgspec.Struct, frozen=True):
-    """The ids of an HCA that a container holds."""
+    """A container that holds device ids of an HCA. `ids` is their number."""
 
     container: DeviceHolder
     resource: str
@@ -44,8 +46,8 @@ class HcaHolder(msgspec.Struct, frozen=True):
 
 class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
     hca: HCA
-    present: bool  # false if the HCA is gone and a container holds it
-    fault: str  # for the pools that offer it, or ""
+    present: bool  # False if the HCA is gone and a container holds it
+    fault: str  # the HCA's fault for the pools that offer it, or ""
     offered: tuple[Offered, ...]
     not_offered: tuple[NotOffered, ...]
     held: tuple[HcaHolder, ...]  # by pod and container
@@ -54,10 +56,15 @@ class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_option(parser)
     parser.add_argument(
-        "--gpus", action="store_true", help="only GPUs; json has only HCAs without this"
+        "--gpus",
+        action="store_true",
+        help="list only GPUs; without this option, json has only HCAs",
     )
     parser.add_argument(
-        "--config", type=file, metavar="FILE", help="pools of this file (default: config.yaml)"
+        "--config",
+        type=file,
+        metavar="FILE",
+        help="use the pools of this file (default: config.yaml)",
     )
     parser.set_defaults(main=run)
 
@@ -97,7 +104,8 @@ def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: b
 
 
 def devices(node: ThisNode) -> list[ListedHCA]:
-    """Every HCA of the node, and those that are gone while a container holds them, by id.
+    """Every HCA of the node, sorted by id. An HCA that is gone is listed while a container holds
+    it.
 
     Raises ConfigError or CheckpointDamaged.
     """
@@ -246,7 +254,7 @@ def _rdma(hca: HCA) -> Lines:
 
 
 def _others(hcas: list[ListedHCA]) -> Table:
-    """The HCAs that no pool offers, with the reasons of each pool."""
+    """The HCAs that no pool offers, with the reason of each pool."""
     rows = []
     for device in hcas:
         if device.offered:

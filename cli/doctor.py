@@ -1,4 +1,4 @@
-"""`podfabric doctor`: checks of the node's setup, with what to do about failures."""
+"""`podfabric doctor`: checks the node's setup, and prints a remedy for each failure."""
 
 import argparse
 import os
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(node: ThisNode, checks: Sequence[tuple[str, Check]] = CHECKS) -> list[Finding]:
-    """The findings of all checks, in their order. A check that raises an error has failed."""
+    """The findings of all checks, in their order. A check that raises an error yields a failure."""
     return [finding for name, check in checks for finding in _findings(name, check, node)]
 
 

@@ -1,4 +1,4 @@
-"""`podfabric explain`: a pod's devices and interfaces."""
+"""`podfabric explain`: prints a pod's devices and interfaces."""
 
 import argparse
 import os
@@ -19,7 +19,9 @@ _DASH = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pod", type=pod, metavar="POD", help="name, or namespace/name")
-    parser.add_argument("-n", "--namespace", type=namespace, help="of the pod (default: default)")
+    parser.add_argument(
+        "-n", "--namespace", type=namespace, help="the pod's namespace (default: default)"
+    )
     output.add_option(parser)
     parser.set_defaults(main=run, wrong=parser.error)
 
@@ -123,7 +125,9 @@ def _beside(addresses: "tuple[AddressBeside, ...]") -> Table:
 
 
 def _ways(ways: "tuple[Way, ...]") -> Table:
-    """The distance of each GPU to each HCA, and its cost when GPUs and HCAs are chosen."""
+    """The distance of each GPU to each HCA, and the cost of the distance when the device plugin
+    chooses devices.
+    """
     hcas = dict.fromkeys(way.rdma for way in ways)
     rows: list[tuple[str | Cell, ...]] = [
         (

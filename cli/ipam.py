@@ -1,4 +1,4 @@
-"""`podfabric ipam`: the operator's commands for the store of this node."""
+"""`podfabric ipam`: the operator's commands for the address store of this node."""
 
 import argparse
 import os
@@ -31,14 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     release = commands.add_parser("release", help="free an address by hand")
     release.add_argument("address")
-    release.add_argument("--network-name", help="choose among several holders by their domain")
     release.add_argument(
-        "--force", action="store_true", help="also if the holder may be running (this boot)"
+        "--network-name", help="the network name of the holder, if the address has several"
+    )
+    release.add_argument(
+        "--force",
+        action="store_true",
+        help="release it even if its holder may run (it got it in this boot)",
     )
     release.set_defaults(run=_release)
 
-    check = commands.add_parser("fsck", help="check the store, beside the calls of the node")
-    check.add_argument("--rebuild", action="store_true", help="set it aside and build it again")
+    check = commands.add_parser("fsck", help="check the store; the node's calls may run meanwhile")
+    check.add_argument(
+        "--rebuild", action="store_true", help="move the store away and build it again"
+    )
     check.set_defaults(run=_fsck)
 
     cluster_ipam.add_options(commands)
@@ -60,9 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _existing(paths: Paths) -> SqliteStore:
-    """The existing store. An agent makes the store before it gives its first address.
+    """Open the address store. It exists once an agent has run: an agent creates it before it gives
+    the first address.
 
-    Raises CNIError 5 in a directory that is not this node's, where no command may make a store.
+    Raises CNIError 5 if the state directory is not a node's, because a command must not create a
+    store there.
     """
     files = (paths.ipam / DATABASE, paths.ipam / WAL, paths.agent_lock)
     if not any(path.exists() for path in files):
@@ -99,7 +107,7 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
     if len(holders) > 1:
         domains = ", ".join(f'"{holder.domain}"' for holder in holders)
         raise invalid_config(
-            f"{arguments.address} has {len(holders)} holders: choose one by --network-name "
+            f"{arguments.address} has {len(holders)} holders: choose a holder with --network-name "
             f"({domains})"
         )
     if holders[0].boot == store.boot and not arguments.force:
@@ -116,12 +124,12 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
 def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     directory = paths.ipam
     facts = node_facts.look(paths)
-    # A journal shows that this is the state directory of a node: its store is built again.
+    # A journal shows that this is the state directory of a node, whose store can be rebuilt.
     if not facts.journal:
         _existing(paths)
     if arguments.rebuild:
         for unseen in facts.unseen:
-            output.show(f"not looked at: {unseen}")
+            output.show(f"cannot be read, and is not used: {unseen}")
         repair.rebuild(directory, output.show)
         with node_facts.store_of(paths).transaction():
             pass  # the first transaction fills the store from the node

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line and exit with its code."""
     if sys.argv[1:2] == ["agent"]:
-        gc.disable()  # imports leave hardly any garbage; the agent enables it when it serves
+        gc.disable()  # imports leave little garbage; the agent enables the collector when it serves
     from cli.commands import run
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `podfabric ipam list | head` ends quietly

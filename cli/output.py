@@ -1,7 +1,7 @@
-"""The output of commands: tables for people, JSON for programs.
+"""Prints the output of commands: tables for people, JSON for programs.
 
-Tenants name interfaces and networks. Unprintable characters and line ends are escaped, so that no
-name can control a terminal, add a line or change the direction of writing.
+Tenants name interfaces and networks. This module escapes unprintable characters and line ends, so
+that a name cannot control a terminal, add a line or change the direction of writing.
 """
 
 import argparse
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 FORMS = ("table", "json")
-_WIDE = 4000  # columns: rows are not folded
+_WIDE = 4000  # columns, so that rows are not folded
 
 Lines = str | Sequence[str]  # one line, or several
 
@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Rows of as many cells as there are headers; an empty cell is shown as "-".
+    """A table. Each row has a cell for each header. An empty cell is printed as "-".
 
     If `folded`, long cells are wrapped to the width of the terminal.
     """

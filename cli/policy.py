@@ -1,4 +1,4 @@
-"""`podfabric policy`: which definitions the rules of a policy allow, before a pod uses them."""
+"""`podfabric policy`: shows which definitions the rules allow, before a pod uses them."""
 
 import argparse
 import sys
@@ -45,10 +45,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     plugin: str
     allowed: bool
-    rules: tuple[str, ...] = ()  # that allow it; of a refusal, the last rules that still matched
+    rules: tuple[str, ...] = ()  # that allow it, or that remained before the refused value
     key: str = ""
     value: str = ""
-    said: str = ""  # the error that a pod would get
+    said: str = ""  # the error text that a pod would get
 
 
 class CheckInput:
@@ -58,7 +58,7 @@ class CheckInput:
         self.definitions: list[WrittenDefinition] = []
         self.rules: list[Rule] = []
         self.labels: dict[str, dict[str, str]] = {}
-        self.node = Policy()  # of a config.yaml
+        self.node = Policy()  # the rules of a config.yaml
 
     def read(self, path: Path) -> None:
         """Add the content of a file. Raises DocumentError, OSError."""
@@ -83,7 +83,7 @@ class CheckInput:
         elif kind == "NetworkAttachmentDefinition":
             config = documents.mapping(spec, f"{where}: spec").get("config")
             text = documents.convert(config or "", str, f"{where}: spec.config")
-            if text:  # without one the configuration is a file of the node
+            if text:  # without it the configuration is a file of the node
                 own = str(metadata.get("namespace") or "default")
                 self.definitions.append(WrittenDefinition(own, name, text))
         elif kind is None and PART in document:
@@ -91,13 +91,13 @@ class CheckInput:
 
     @property
     def policy(self) -> Policy:
-        """The rules of a config.yaml, then those of FabricPolicies."""
+        """The rules of a config.yaml, followed by the rules of FabricPolicies."""
         return msgspec.structs.replace(self.node, rules=(*self.node.rules, *self.rules))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="what rules would allow and refuse")
+    check = actions.add_parser("check", help="which definitions the rules allow and refuse")
     check.add_argument(
         "files",
         nargs="+",
@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=namespace,
-        help="also for pods of this namespace (default: that of each definition); repeatable",
+        help="also check for pods of this namespace, not only of the definition's; repeatable",
     )
     output.add_option(check)
     check.set_defaults(main=run)
@@ -160,11 +160,11 @@ def _documents(path: Path) -> Iterator[object]:
 
     content = documents.read(path)
     try:
-        # Not CSafeLoader: see base.documents.decode.
+        # Not CSafeLoader, for the reason in base.documents.decode.
         yield from (it for it in yaml.safe_load_all(content) if it is not None)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         text = " ".join(str(error).split())
-        raise DocumentError(f"{path}: neither YAML nor JSON: {text}") from None
+        raise DocumentError(f"{path}: is neither YAML nor JSON: {text}") from None
 
 
 def verdicts(
@@ -173,7 +173,7 @@ def verdicts(
     labels: Mapping[str, Mapping[str, str]],
     namespaces: Sequence[str] = (),
 ) -> list[Verdict]:
-    """The verdicts on each definition, for pods of its own namespace, and of `namespaces`.
+    """The verdicts on each definition, for pods of the definition's namespace and of `namespaces`.
 
     `labels` has the labels of known namespaces.
     """
@@ -233,7 +233,7 @@ def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
         return _addresses(request, vf_policy.by_options(options, allowed))
     if request.config.ipam.type in (OURS, *TAKEN_OVER):
         return _addresses(request, allowed)
-    return allowed  # another program's interface, with addresses that are not ours
+    return allowed  # another project's plugin, with addresses of another IPAM plugin
 
 
 def _addresses(request: Request, allowed: Allowance) -> Allowance:

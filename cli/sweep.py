@@ -1,4 +1,6 @@
-"""`podfabric sweep`: the agent's sweep of each minute, for a node without an agent."""
+"""`podfabric sweep`: runs once the sweep that an agent runs each minute, for a node without an
+agent.
+"""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`podfabric topo`: how far GPUs and HCAs are from each other."""
+"""`podfabric topo`: prints the distances between GPUs and HCAs."""
 
 import argparse
 import os
@@ -37,7 +37,9 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices, GPUs first; `distances` has a row and a column for each label, in that order."""
+    """The devices, GPUs first, and their distances. `distances` has a row and a column for each
+    label, in the same order.
+    """
 
     devices: tuple[TopologyDevice, ...]
     distances: dict[str, dict[str, str]]
@@ -47,7 +49,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_option(parser)
-    parser.add_argument("--all", action="store_true", help="also VFs and SFs, next to their PFs")
+    parser.add_argument(
+        "--all", action="store_true", help="list also VFs and SFs, next to their PFs"
+    )
     parser.set_defaults(main=run)
 
 
@@ -73,7 +77,7 @@ def _matrix(drawn: Picture) -> Table:
     rows: list[tuple[str | Cell, ...]] = []
     for device in drawn.devices:
         cells = (
-            # nvidia-smi writes X for SAME.
+            # nvidia-smi prints X for SAME.
             Cell("X" if distance == "SAME" else distance, _STYLES.get(distance, "dim"))
             for distance in drawn.distances[device.label].values()
         )

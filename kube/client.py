@@ -1,7 +1,7 @@
-"""The verbs of the API server, over any `Transport`.
+"""The verbs of the API server. They work with any `Transport`.
 
-`requests` has their common part. All reads are consistent (no resourceVersion parameter), except
-watches, which are hints.
+`requests` has the common part of the verbs. Reads are consistent, because they have no parameter
+resourceVersion. Watches may be late, so callers use them as hints.
 """
 
 import logging
@@ -47,13 +47,13 @@ from kube.resources import (
     WatchExpired,
 )
 
-WATCH = (300, 600)  # seconds: a watch ends after a random time between these
+WATCH = (300, 600)  # seconds: a watch ends after a random time in this range
 _LONGEST_MESSAGE = 1024  # characters of an event's message
-_LONGEST_EVENT = 231  # characters of its object's name in an event's: with a suffix at most 253
+_LONGEST_EVENT = 231  # characters of an object's name in its event's name, which has at most 253
 
-_MOST_SEEN = 1024  # events that are remembered, so that each is written once
-_MOST_WAITING = 1024  # a restored etcd may lose many blocks with pods
-_AT_ONCE = 4  # ADDs may wait behind them
+_MOST_SEEN = 1024  # events that are remembered, so that each event is written once
+_MOST_WAITING = 1024  # after a restore of etcd, many blocks with pods may be lost
+_AT_ONCE = 4  # events: an ADD may have to wait for their requests
 
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _ONE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
@@ -61,11 +61,13 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterApi:
-    """A client. Each call raises ApiError, and ends within `timeout` seconds. Threads may share it.
+    """A client of the API server. Each call ends within `timeout` seconds, and may raise ApiError.
+    Threads may share a client.
 
-    A change is sent once: after a lost answer it raises Unavailable. `writer` is the field manager
-    and the source of events, with the agent's `node`. Each change first calls `may_write`; events
-    do not. `errors` counts failed requests by verb and kind of error.
+    The client sends a change only once. If the answer is lost, the client raises Unavailable.
+    `writer` is the field manager of changes and the source of events. Events also name the agent's
+    `node`. Each change except an event first calls `may_write`, and raises NotLeading if
+    `may_write` returns False. `errors` counts failed requests by verb and kind of error.
     """
 
     def __init__(
@@ -87,13 +89,13 @@ class ClusterApi:
         self.errors = self._requests.errors
 
     def get(self, kind: type[AnyResource], name: str, namespace: str = "") -> AnyResource:
-        """One object. Raises NotFound."""
+        """Read one object. Raises NotFound."""
         what = f"get {kind.KIND} {name}"
         answer = self._requests.read(what, encoding.path(kind, namespace, name))
         found, mistake = self._reader.read(kind, msgspec.Raw(answer))
         if found is None:
             why = mistake.why if mistake else ""
-            raise Refused(f"{what}: the answer has another form: {why}")
+            raise Refused(f"{what}: the API server's answer cannot be decoded: {why}")
         return found
 
     def list(
@@ -103,9 +105,15 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Listing[AnyResource]:
-        """All objects, in one namespace if given, whose fields ("spec.holder.instance": ...) have
-        these values. With `most` (at most 500), only the first ones, in one request. Pages expire
-        after minutes: then all are read again."""
+        """Read all objects of a kind, or those of one namespace.
+
+        Args:
+            fields: read only objects whose fields have these values ("spec.holder.instance": ...).
+            namespace: "" for all namespaces.
+            most: read only the first objects, at most this number (up to 500), in one request.
+
+        Pages expire after some minutes. Then all pages are read again.
+        """
         for _ in range(1 + RESTARTS):
             try:
                 pages = tuple(self.pages(kind, fields, namespace, most))
@@ -119,7 +127,7 @@ class ClusterApi:
                 tuple(chain.from_iterable(page.unreadable for page in pages)),
             )
         what = f"list {kind.KIND}"
-        raise Unavailable(f"{what}: its pages expire too soon: {expired}") from expired
+        raise Unavailable(f"{what}: the pages of the list expire too soon: {expired}") from expired
 
     def pages(
         self,
@@ -128,7 +136,9 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Iterator[Listing[AnyResource]]:
-        """`list` page by page, for large objects of tenants. After WatchExpired, begin again."""
+        """Yield the pages of `list`, for large objects of tenants. Raises WatchExpired if a page
+        expires. The caller must then begin again.
+        """
         what, where = f"list {kind.KIND}", encoding.path(kind, namespace)
         selected = ",".join(f"{name}={value}" for name, value in (fields or {}).items())
         selector = [("fieldSelector", selected)] if selected else []
@@ -147,35 +157,37 @@ class ClusterApi:
         self._reader.listed((where, str(fields or "")), mistakes)
 
     def create(self, new: AnyResource) -> AnyResource:
-        """Write a new object without its status; returns it as stored. Raises AlreadyExists."""
+        """Create an object without its status. Returns the stored object. Raises AlreadyExists."""
         where = encoding.path(type(new), new.metadata.namespace)
         return self._write("create", "POST", where, new)
 
     def update(self, changed: AnyResource) -> AnyResource:
-        """Replace the object's spec, unless it changed since it was read: Conflict, NotFound."""
+        """Replace the spec. Raises NotFound, or Conflict if the object changed after the read."""
         return self._write("update", "PUT", encoding.path_of(changed), changed)
 
     def update_status(self, changed: AnyResource) -> AnyResource:
-        """Replace the object's status in the same way."""
+        """Replace the status. Raises NotFound, or Conflict if the object changed after the read."""
         where = encoding.path_of(changed, "status")
         return self._write("update status of", "PUT", where, changed)
 
     def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
-        """Change parts of the object by a JSON patch, if its uid is still the same. Raises
-        NotFound, and Conflict if a test of the operations fails. For objects with many writers,
-        whose version changes all the time. Each writer tests the values that it replaces."""
+        """Change parts of the object by a JSON patch, if the object still has the same uid.
+
+        Raises NotFound, and Conflict if a test among the operations fails. This is for objects with
+        many writers, whose version changes often. Each writer tests the values that it replaces.
+        """
         what, where = f"patch {last.KIND} {last.metadata.name}", encoding.path_of(last)
         self._require_leading(what)
         body = [{"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}, *operations]
-        try:  # such objects are large: the answer is their metadata
+        try:  # such objects are large, so the answer has only the metadata
             self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
-        except Refused as error:  # 422 is a test that failed
+        except Refused as error:  # the status 422 means that a test failed
             if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
                 raise Conflict(str(error)) from error
             raise
 
     def delete(self, last: AnyResource) -> None:
-        """Delete the object, unless it changed since it was read: Conflict, NotFound."""
+        """Delete the object. Raises NotFound, or Conflict if the object changed after the read."""
         meta = last.metadata
         what = f"delete {last.KIND} {meta.name}"
         self._require_leading(what)
@@ -190,9 +202,11 @@ class ClusterApi:
     def watch(
         self, kind: type[AnyResource], resource_version: str, namespace: str = ""
     ) -> Iterator[Change[AnyResource]]:
-        """Changes since that version, until the server ends the watch (minutes). Raises
-        WatchExpired, and Unavailable if nothing comes for too long. Leaves out changes of
-        unreadable objects: see `unreadable`."""
+        """Yield the changes since that version, until the server ends the watch after some minutes.
+
+        Raises WatchExpired, and Unavailable if the server sends nothing for too long. Leaves out
+        changes of unreadable objects, which `unreadable` returns.
+        """
         what, where = f"watch {kind.KIND}", encoding.path(kind, namespace)
         query = {
             "watch": "true",
@@ -205,7 +219,8 @@ class ClusterApi:
 
     def has_pods(self, node: str) -> bool:
         what = f"list Pod of node {node}"
-        # With a limit, a server before 1.34 reads all pods from etcd instead of its cache.
+        # No limit: before Kubernetes 1.34, a limit makes the server read all pods from etcd, not
+        # its cache.
         query = [("fieldSelector", f"spec.nodeName={node}")]
         try:
             found = self._requests.read(
@@ -216,11 +231,13 @@ class ClusterApi:
         return bool(decoded(what, found, encoding.Page).items)
 
     def unreadable(self) -> Sequence[Unreadable]:
-        """The unreadable objects of the last lists and of the watches."""
+        """The unreadable objects that the last lists and the watches found."""
         return self._reader.unreadable()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
-        """Write a Warning event on an object (an ObjectReference). A failure is only logged."""
+        """Write a Warning event on the object `regarding` (an ObjectReference). Logs a failure, and
+        does not raise it.
+        """
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
         name = f"{about}.{uuid.uuid4().hex[:16]}"
@@ -242,7 +259,7 @@ class ClusterApi:
         try:
             self._requests.change(f"report {reason}", "POST", where, body)
         except ApiError as error:
-            _log.warning("no event was written: %s. Its text: %s", error, message)
+            _log.warning("no event was written: %s. The text of the event: %s", error, message)
 
     def _write(self, verb: str, method: str, where: str, resource: AnyResource) -> AnyResource:
         what = f"{verb} {resource.KIND} {resource.metadata.name}"
@@ -264,7 +281,7 @@ class ClusterApi:
             if event.type == "ERROR":
                 status = decoded(what, event.object, encoding.Status)
                 raise error_of(what, status.code, status)
-            if event.type == "BOOKMARK":  # the watch is alive
+            if event.type == "BOOKMARK":  # shows only that the watch is alive
                 continue
             found, mistake = self._reader.read(kind, event.object)
             meta = encoding.server_meta(event.object) if found is None else found.metadata
@@ -274,7 +291,7 @@ class ClusterApi:
 
 
 class PendingEvents:
-    """Collects events from any thread, until `send` writes them."""
+    """Collects events from any thread. `send` writes them."""
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
@@ -283,20 +300,24 @@ class PendingEvents:
         self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
     def of_pod(self, reason: str, message: str, pod: Pod, *, each_message: bool = False) -> None:
-        """An event on a pod with a known name, once; with `each_message`, once for each text."""
+        """Add an event on a pod, once, or once for each text if `each_message`. Ignores a pod
+        without a name.
+        """
         if pod.name and pod.namespace:
             regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace}
             regarding |= {"name": pod.name, "uid": pod.uid}
             self.add(reason, message, regarding, message if each_message else "")
 
     def send(self, most: int = _AT_ONCE) -> bool:
-        """Write a few pending events; returns whether more are pending. Drops failed ones."""
+        """Write at most `most` pending events. Returns whether more are pending. Drops an event
+        that cannot be written.
+        """
         for _ in range(min(most, len(self._waiting))):
             self._api.report(*self._waiting.popleft())
         return bool(self._waiting)
 
     def add(self, reason: str, message: str, regarding: dict[str, Any], occasion: str = "") -> None:
-        """An event on an object, once for each occasion."""
+        """Add an event on an object, once for each `occasion`."""
         key = (reason, *map(str, regarding.values()), occasion)
         with self._lock:
             if key in self._seen:
@@ -309,4 +330,4 @@ class PendingEvents:
 
 def _check_was_read(what: str, meta: ServerMeta) -> None:
     if not (meta.uid and meta.resource_version):
-        raise Refused(f"{what}: it has no uid or no resourceVersion: read it first")
+        raise Refused(f"{what}: the object has no uid or no resourceVersion: read the object first")

@@ -1,8 +1,9 @@
 """Encodes and decodes the API server's JSON documents.
 
-Tenants and nodes write some of them. For any content `decode` raises one kind of error, and a page
-of a LIST or a line of a watch can be taken apart. Values that are nested too deeply are an error
-only if they are needed. Managed fields may be so deep, and are never needed.
+Tenants and nodes write some of the documents. `decode` raises only MsgspecError, for any content. A
+page of a LIST, or a line of a watch, can be read even if an object in it cannot be decoded. A value
+that is nested too deeply is an error only if podfabric needs the value. Managed fields may be
+nested too deeply, and podfabric never needs them.
 """
 
 import logging
@@ -31,9 +32,9 @@ JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
 PODS = "/api/v1/pods"
 PAGE = 500
-"""Most objects in one answer to a LIST."""
+"""The largest number of objects in one answer to a LIST."""
 MOST_PAGE = 8 << 20
-"""Most bytes in it, unless it has only one object."""
+"""The largest number of bytes in such an answer, unless it has only one object."""
 
 _SENT = frozenset(
     (
@@ -41,13 +42,13 @@ _SENT = frozenset(
         *("labels", "annotations", "finalizers", "ownerReferences"),
     )
 )
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, slightly wider
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, or a similar name
 
-_MOST_DEPTH = 100  # of a document that is too deep for the decoder
-# Matches are long, since each costs time. The matcher's memory bounds their length.
+_MOST_DEPTH = 100  # levels that are kept of a document that is too deep for the decoder
+# Long matches save time. The number 999 limits the memory of the matcher.
 _BRACKETS = re.compile(
     rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings and the text between them
-    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects without nested ones
+    rb'|(?:[\[{][^][{}"]*[\]}][^][{}"]*){1,999}'  # lists and objects that are not nested
     rb"|([\[{]+)|([\]}]+)",
     re.DOTALL,
 )
@@ -59,14 +60,16 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
-    """The metadata of a page of a LIST. `continue_` leads to the next page; "" on the last."""
+    """The metadata of a page of a LIST. `continue_` requests the next page. It is "" on the last
+    page.
+    """
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
 
 
 class Page(msgspec.Struct):
-    """A page of a LIST with undecoded objects. Some kinds write null for an empty list."""
+    """A page of a LIST with undecoded objects. For some kinds, an empty list is null."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
@@ -80,7 +83,7 @@ class WatchEvent(msgspec.Struct):
 
 
 class Status(msgspec.Struct):
-    """Why a request failed."""
+    """The API server's reason for a failed request."""
 
     message: str = ""
     reason: str = ""
@@ -104,7 +107,7 @@ class _Managed(msgspec.Struct, rename="camel"):
 
 
 def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
-    """The document as a value of the type. Raises msgspec.MsgspecError."""
+    """Decode the document into a value of the type. Raises msgspec.MsgspecError."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -120,7 +123,7 @@ def decode(document: bytes | msgspec.Raw, kind: type[AnyType]) -> AnyType:
 
 
 def server_meta(document: msgspec.Raw) -> ServerMeta:
-    """The metadata of an object that only the server writes; without a name if it has none."""
+    """The metadata that only the server writes. The name is "" if the object has no name."""
     try:
         return decode(document, _Named).metadata
     except msgspec.MsgspecError:
@@ -128,7 +131,7 @@ def server_meta(document: msgspec.Raw) -> ServerMeta:
 
 
 def config_of(definition: NetworkDefinition) -> str:
-    """The text of `spec.config`; "" for anything else: then a file on the node is meant."""
+    """The text of `spec.config`, or "" if there is none. Multus then uses a file on the node."""
     try:
         return decode(definition.spec, _DefinitionSpec).config
     except msgspec.MsgspecError:
@@ -136,8 +139,10 @@ def config_of(definition: NetworkDefinition) -> str:
 
 
 def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
-    """The document. Without the metadata that users add if that has more than `most` bytes: the
-    result is then another object than `document`. Raises msgspec.MsgspecError."""
+    """Remove the metadata that users add, if the metadata has more than `most` bytes.
+
+    Returns `document` itself if nothing was removed. Raises msgspec.MsgspecError.
+    """
     if memoryview(document).nbytes <= most:
         return document
     whole = decode(document, msgspec.Raw)  # without deeply nested values
@@ -150,8 +155,10 @@ def bounded(document: msgspec.Raw, most: int) -> msgspec.Raw:
 
 
 def _flat(document: bytes) -> bytes:
-    """The document with a non-UTF-8 string in place of each value that is nested too deeply. The
-    decoder skips such a string, and refuses it where it needs the value."""
+    """Replace each value that is nested too deeply by a string that is not UTF-8.
+
+    The decoder skips such a string if no type needs the value, and otherwise refuses it.
+    """
     kept: list[bytes] = []
     depth = kept_until = 0
     for match in _BRACKETS.finditer(document):
@@ -169,7 +176,7 @@ def _flat(document: bytes) -> bytes:
 
 
 def document(resource: Resource) -> dict[str, Any]:
-    """The object to send, without the fields that only the server writes."""
+    """The JSON document of an object to send, without the fields that only the server writes."""
     written: dict[str, Any] = msgspec.to_builtins(resource)
     meta = {key: value for key, value in written["metadata"].items() if key in _SENT and value}
     kind = {"apiVersion": resource.API, "kind": resource.KIND}
@@ -177,12 +184,15 @@ def document(resource: Resource) -> dict[str, Any]:
 
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """The path of an object, or of all objects of a kind (`name` is ""), or of a namespace. Raises
-    NotFound for an impossible name: a pod's annotation may name "../../other/...", which a client
-    would resolve."""
+    """The path of an object. Without a name, the path of all objects of a kind, or of those in one
+    namespace.
+
+    Raises NotFound for an impossible name. A pod's annotation may name "../../other/...", and an
+    HTTP client would resolve this to another path.
+    """
     for each in filter(None, (namespace, name)):
         if not _NAME.fullmatch(each):
-            raise NotFound(f"{kind.KIND} {each!r}: no object can have that name")
+            raise NotFound(f"{kind.KIND} {each!r}: no object can have that name: correct the name")
     where = f"/apis/{kind.API}" if "/" in kind.API else f"/api/{kind.API}"
     if namespace:
         where = f"{where}/namespaces/{namespace}"
@@ -195,18 +205,18 @@ def path_of(resource: Resource, subresource: str = "") -> str:
 
 
 Query = tuple[str, str]
-"""A list and its watch: the path and the selector."""
+"""The path and the selector of a list and its watch."""
 
 
 class ObjectReader:
-    """Remembers unreadable objects. Threads may share it."""
+    """Decodes objects, and remembers the unreadable objects. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._noted: dict[Query, dict[tuple[str, str], Unreadable]] = {}
 
     def unreadable(self) -> tuple[Unreadable, ...]:
-        """The unreadable objects of the last lists and of later watch events, each once."""
+        """The unreadable objects of the last lists and of later watch events, each object once."""
         with self._lock:
             noted = list(chain.from_iterable(each.values() for each in self._noted.values()))
         return tuple({(each.kind, *_key(each.metadata)): each for each in noted}.values())
@@ -214,7 +224,9 @@ class ObjectReader:
     def read(
         self, kind: type[AnyResource], document: msgspec.Raw
     ) -> tuple[AnyResource | None, Unreadable | None]:
-        """The object, or `None` if it is unreadable; and the problem, if there is one."""
+        """Decode an object. Returns the object, or `None` if it is unreadable, and the problem or
+        `None`.
+        """
         try:
             kept = bounded(document, kind.MOST_METADATA)
             found = decode(kept, kind)
@@ -229,7 +241,7 @@ class ObjectReader:
         return found, _unreadable(kind, document, why)
 
     def listed(self, query: Query, mistakes: Iterable[Unreadable]) -> None:
-        """Replace a query's problems by those of a new list."""
+        """Replace a query's unreadable objects by those of a new list."""
         by_key = {_key(each.metadata): each for each in mistakes}
         with self._lock:
             before = self._noted.pop(query, {})
@@ -239,7 +251,7 @@ class ObjectReader:
             _log_once(each, before.get(key))
 
     def changed(self, query: Query, meta: ServerMeta, mistake: Unreadable | None) -> None:
-        """Record a watch event of one object."""
+        """Record whether the object of a watch event is readable."""
         if mistake is None and query not in self._noted:
             return
         with self._lock:

@@ -1,6 +1,7 @@
-"""Follows the API server: copies of all objects of a kind, and polls.
+"""Copies all objects of a kind from the API server, by watches or by polls.
 
-A copy may be late. Changes based on it name the resource version, which the API server compares.
+A copy may be late. So a change names the resource version of the copy, and the API server refuses
+the change if the object has another version.
 """
 
 import logging
@@ -15,22 +16,24 @@ from base.problems import Problems
 from kube.client import ClusterApi
 from kube.resources import AnyResource, ApiError, Node, NotFound, Resource, Unreadable, WatchExpired
 
-LIST_EVERY = 600.0  # seconds: it finds lost events
+LIST_EVERY = 600.0  # seconds; a list finds the changes that a watch has lost
 LEAST_PAUSE = 0.1  # seconds between two watches
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # the same, after a failure
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds between two attempts after a failure
 KIND_EVERY = 10.0  # seconds between two lists of a kind that is not installed
-POLL_EVERY = 5.0  # seconds at least between two polls; more with many Nodes:
+POLL_EVERY = 5.0  # seconds between two polls, or longer with many Nodes:
 NODES_PER_SECOND = 100
-SLOW_AFTER = 10.0  # seconds of a poll that is logged as slow
+SLOW_AFTER = 10.0  # seconds, after which a poll is logged as slow
 
 _log = logging.getLogger(__name__)
 
 Kept = TypeVar("Kept")
-"""The kept part of an object."""
+"""The part of an object that a Mirror keeps."""
 
 
 class Follower(StepThread):
-    """Follows something in a thread until `close`, which waits for no request."""
+    """Follows the API server in a thread until `close`. `close` does not wait for a running
+    request.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(f"following {what}", join=0.0)
@@ -38,7 +41,7 @@ class Follower(StepThread):
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 
     def step(self) -> float:
-        """Follow until the watch or poll ends; returns the seconds to wait."""
+        """Follow until the watch or poll ends. Returns the seconds until the next step."""
         try:
             pause = self._follow()
         except WatchExpired:
@@ -51,13 +54,15 @@ class Follower(StepThread):
 
     @abstractmethod
     def _follow(self) -> float:
-        """One watch or poll; returns the seconds to wait then. Raises ApiError."""
+        """Do one watch or poll. Returns the seconds until the next one. Raises ApiError."""
 
 
 class Mirror(Follower, Generic[Kept]):
-    """All objects of a kind, or of a namespace; of each the result of `keep`. One that becomes
-    unreadable keeps its last state. `changed` is called after a change. `may_lack`: the kind may
-    not be installed, and then there are no objects."""
+    """A copy of all objects of a kind, or of those in one namespace. It keeps the result of `keep`
+    for each object. An object that becomes unreadable keeps its last state. The thread calls
+    `changed` after each change. With `may_lack`, a kind that is not installed counts as a kind
+    without objects.
+    """
 
     def __init__(
         self,
@@ -81,12 +86,12 @@ class Mirror(Follower, Generic[Kept]):
         self.start()
 
     def items(self) -> tuple[Kept, ...] | None:
-        """All objects; `None` before the first list."""
+        """The kept objects. Returns `None` before the first list."""
         with self._lock:
             return None if self._objects is None else tuple(self._objects.values())
 
     def _follow(self) -> float:
-        """List, and then follow the changes until it is time to list again."""
+        """List the objects, then watch their changes until LIST_EVERY has passed."""
         listed_at = time.monotonic()
         try:
             version = self._list()
@@ -97,7 +102,7 @@ class Mirror(Follower, Generic[Kept]):
             self._changed()
             return KIND_EVERY
         self._problems.tell(self._name, None)
-        # The pause is for a server, or a proxy, that ends each watch at once.
+        # The pause limits the requests if a server or proxy ends each watch at once.
         while time.monotonic() - listed_at < LIST_EVERY and not self._woken.wait(LEAST_PAUSE):
             for change in self._api.watch(self._kind, version, namespace=self._namespace):
                 if self._ended.is_set():
@@ -113,7 +118,9 @@ class Mirror(Follower, Generic[Kept]):
         return LEAST_PAUSE
 
     def _list(self) -> str:
-        """Read all objects; returns their version. Unreadable ones stay as they were."""
+        """Read all objects. Returns the version of the list. Unreadable objects keep their last
+        state.
+        """
         known, objects, version = self._objects or {}, dict[tuple[str, str], Kept](), ""
         for page in self._api.pages(self._kind, namespace=self._namespace):
             objects |= {key: known[key] for key in map(_key, page.unreadable) if key in known}
@@ -126,7 +133,7 @@ class Mirror(Follower, Generic[Kept]):
 
 
 def same(found: AnyResource) -> AnyResource:
-    """Keeps the whole object, for `Mirror`."""
+    """For the argument `keep` of `Mirror`: keeps the whole object."""
     return found
 
 
@@ -135,7 +142,7 @@ def _key(found: Resource | Unreadable) -> tuple[str, str]:
 
 
 class Polled(NamedTuple):
-    """The Nodes after `began`. The poll ended at `ended`."""
+    """The Nodes that a poll read between `began` and `ended`."""
 
     nodes: tuple[Node, ...]
     began: float
@@ -150,8 +157,10 @@ def all_nodes(api: ClusterApi) -> tuple[Node, ...]:
 
 
 class NodePoll(Follower):
-    """All Nodes, read repeatedly: they are large and change all the time, so they are not watched.
-    `changed` is called after each poll. A poll may take long, and nothing waits for it."""
+    """Reads all Nodes repeatedly. A watch would cost more, because Nodes are large and change
+    often. The thread calls `changed` after each poll. A poll may take long, so no other thread
+    waits for it.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
 """Elects one of several processes by a Lease of coordination.k8s.io.
 
-As in client-go's leader election, no clock is compared with another machine's. A candidate takes
-the Lease after it was unchanged for its whole duration. A leader stops when it has not renewed the
-Lease for RENEW_WITHIN, which is shorter by more than a request takes. So a leader's last request
-has ended before another begins.
+As in client-go's leader election, a process does not compare its clock with the clock of another
+machine. A candidate takes the Lease when the Lease has not changed for its whole duration. A leader
+stops when it has not renewed the Lease for RENEW_WITHIN. The difference between the two times is
+longer than a request takes. So the last request of a leader has ended before the next leader
+begins.
 """
 
 import logging
@@ -20,7 +21,7 @@ from kube.client import ClusterApi
 from kube.resources import AlreadyExists, ApiError, Conflict, Lease, NotFound, ServerMeta
 
 DURATION = 30.0  # seconds without a change, after which a candidate takes the Lease
-RENEW_WITHIN = 15.0  # seconds after the last renewal was begun, after which a leader stops
+RENEW_WITHIN = 15.0  # seconds from the begin of the last renewal, after which a leader stops
 RENEW_EVERY = 5.0
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 class Leadership:
     """One process in the election. Its `identity` is unique, even among restarts of one pod.
-    `clock` runs during suspend and never goes back. `wall` is the time, for people."""
+
+    `clock` returns seconds, includes the time in suspend, and never goes back. `wall` returns the
+    Unix time, for readers of the Lease.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Leadership:
         self._wall = wall
         self._lock = threading.Lock()
         self._problems = Problems(_log, clock)
-        self._seen: Lease | None = None  # of another holder
+        self._seen: Lease | None = None  # the Lease of another holder
         self._seen_at = 0.0
         self._mine: Lease | None = None
         self._until = 0.0
@@ -58,11 +62,11 @@ class Leadership:
         return self._clock() < self._until
 
     def step(self) -> bool:
-        """Try once to take or to renew the Lease; returns whether this process leads."""
+        """Try once to take or to renew the Lease. Returns whether this process leads."""
         with self._lock:
             begun = self._clock()
             if self._mine is not None and begun >= self._until:
-                self._lose("it could not be renewed in time")
+                self._lose("the Lease could not be renewed in time")
             try:
                 mine = self._renew() if self._mine is not None else self._take(begun)
             except (Conflict, AlreadyExists, NotFound) as error:
@@ -83,9 +87,9 @@ class Leadership:
             try:
                 self._write(mine, holder_identity="", renew_time=self._now())
             except ApiError as error:
-                _log.warning("lease %s: not given back: %s", self._name, error)
+                _log.warning("lease %s: cannot be released: %s", self._name, error)
             else:
-                _log.info("lease %s: given back", self._name)
+                _log.info("lease %s: released", self._name)
 
     def _renew(self) -> Lease:
         assert self._mine is not None
@@ -95,10 +99,10 @@ class Leadership:
             there = self._api.get(Lease, self._name, self._namespace)
             if there.spec.holder_identity != self._identity:
                 raise
-            return self._write(there, renew_time=self._now())  # an answer was lost
+            return self._write(there, renew_time=self._now())  # the answer was lost
 
     def _take(self, begun: float) -> Lease | None:
-        """The Lease, if it was free; `None` if another process holds it."""
+        """Take the Lease if it is free. Returns `None` if another process holds it."""
         now = self._now()
         try:
             there = self._api.get(Lease, self._name, self._namespace)
@@ -108,10 +112,10 @@ class Leadership:
         if spec.holder_identity not in ("", self._identity):
             if self._seen != there:
                 self._seen, self._seen_at = there, self._clock()
-            # The holder's own duration counts.
+            # The holder may have a longer duration than this process.
             if begun - self._seen_at < max(DURATION, spec.lease_duration_seconds):
                 return None
-        # A Lease of this process is from a lost answer.
+        # A Lease with this identity was stored by a request whose answer was lost.
         return self._write(
             there,
             holder_identity=self._identity,

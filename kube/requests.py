@@ -1,7 +1,8 @@
-"""Requests to the API server over any `Transport`: rate limit, repeats, errors.
+"""Sends requests to the API server, by any `Transport`. Limits their rate, repeats reads, and
+raises errors.
 
-Reads are repeated while the server has no answer. A change is sent once: after a lost answer it may
-have had its effect, and only the caller can find out.
+A read is repeated while the server does not answer. A change is sent once. If its answer is lost,
+the server may have made the change. Only the caller can find out.
 """
 
 import random
@@ -29,11 +30,13 @@ from kube.resources import (
 
 RATE = 20.0  # requests a second
 BURST = 40
-LONGEST_PAUSE = 30.0  # seconds; the longest pause that a server gets
+LONGEST_PAUSE = 30.0  # seconds; the longest pause that a server can request
 
 
 class Pace:
-    """Gives turns to the threads of one client, `rate` a second after `burst` at once."""
+    """Limits the requests of a client's threads: `burst` requests at once, then `rate` requests a
+    second.
+    """
 
     def __init__(
         self,
@@ -51,8 +54,10 @@ class Pace:
         self._paused_until = clock()
 
     def turn(self, patience: float) -> bool:
-        """Wait for this thread's turn. Returns False at once if the wait would be longer than
-        `patience`."""
+        """Wait until this thread may send a request.
+
+        Returns False at once if the wait would be longer than `patience` seconds.
+        """
         with self._lock:
             now = self._clock()
             full_at = max(now, self._full_at)
@@ -65,27 +70,27 @@ class Pace:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Give no turns for this time, as the server requested (Retry-After)."""
+        """Delay all requests by `seconds`, as the server requested (Retry-After)."""
         with self._lock:
             until = self._clock() + min(seconds, LONGEST_PAUSE)
             self._paused_until = max(self._paused_until, until)
 
 
-TIMEOUT = 10.0  # seconds of a call with all its attempts; of each page of a LIST
+TIMEOUT = 10.0  # seconds for a call with all its attempts, or for a page of a LIST
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 5.0
-LEAST_PAGE = 16  # objects of unknown size
-RESTARTS = 3  # of a LIST whose pages expire while they are read
+LEAST_PAGE = 16  # objects of unknown size in a page, at least
+RESTARTS = 3  # of a LIST, if its pages expire while they are read
 
 _REFUSALS = frozenset({400, 401, 403, 405, 406, 413, 415, 422})
 
 T = TypeVar("T")
 Query = Sequence[tuple[str, str]]
 Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""A document, or the operations of a JSON patch, which only a PATCH has."""
+"""A document. For a PATCH, the operations of a JSON patch."""
 
 
 class AnswerTooLarge(ApiError):
-    """An answer is larger than allowed. Its rest was not read."""
+    """An answer is larger than allowed. The client has not read all of it."""
 
 
 class RestRequest(NamedTuple):
@@ -97,7 +102,7 @@ class RestRequest(NamedTuple):
 
 
 class Response(NamedTuple):
-    """`retry_after`: the seconds of the server's Retry-After header, or 0."""
+    """An answer. `retry_after` has the seconds of the server's header Retry-After, or 0."""
 
     status: int
     body: bytes
@@ -105,25 +110,29 @@ class Response(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """A continuing answer: its lines, as they come. After an error they are its body's."""
+    """The answer to a watch. `lines` yields each line as it comes. After an error status, it yields
+    the body.
+    """
 
     status: int
     lines: Iterator[bytes]
 
 
 class Transport(Protocol):
-    """Sends requests. Raises Unavailable without an answer. Never repeats a change."""
+    """Sends requests. Raises Unavailable if no answer comes. Never repeats a change."""
 
     def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
-        """The answer to one request, after `patience` seconds at most. Raises AnswerTooLarge for
-        more than `most` bytes, if that is not 0."""
+        """Send a request, and return its answer within about `patience` seconds.
+
+        If `most` is not 0, raises AnswerTooLarge for an answer of more than `most` bytes.
+        """
 
     def follow(self, where: str, query: Query) -> Lines:
-        """The continuing answer to a GET. Raises Unavailable after a long silence."""
+        """Start a watch. `lines` of the answer raises Unavailable after a long silence."""
 
 
 class RestRequests:
-    """The common part of all verbs. Threads may share it. Each call raises ApiError."""
+    """The common part of all verbs. Threads may share it. Each call may raise ApiError."""
 
     def __init__(
         self,
@@ -140,13 +149,15 @@ class RestRequests:
         self._pace = pace or Pace()
         self._clock = clock
         self._sleep = sleep
-        self._page_sizes: dict[str, int] = {}  # objects of a page, by list
+        self._page_sizes: dict[str, int] = {}  # the number of objects in a page, by list
         self.errors: Counter[tuple[str, str]] = Counter()  # by verb and kind of error
 
     def pages(
         self, what: str, where: str, selector: Query = (), most: int = 0
     ) -> Iterator[encoding.Page]:
-        """Page by page, with fewer objects in a page if they are large. Raises WatchExpired."""
+        """Yield a LIST page by page. A page has fewer objects if they are large. Raises
+        WatchExpired.
+        """
         start: Query = selector
         while True:
             size = self._page_sizes.get(what, encoding.PAGE)
@@ -157,7 +168,7 @@ class RestRequests:
             except AnswerTooLarge:
                 self._page_sizes[what] = max(1, size // 4)
                 continue
-            except Unavailable:  # such a page may take the server too long
+            except Unavailable:  # a page of this size may take the server too long
                 self._page_sizes[what] = min(size, max(LEAST_PAGE, size // 4))
                 raise
             if 4 * len(answer) < encoding.MOST_PAGE:
@@ -171,7 +182,9 @@ class RestRequests:
     def read(
         self, what: str, where: str, query: Query = (), most: int = 0, accept: str = encoding.JSON
     ) -> bytes:
-        """The answer to a GET, repeated while the server has none. Raises AnswerTooLarge."""
+        """Return the answer to a GET. Repeats the GET while the server does not answer. Raises
+        AnswerTooLarge.
+        """
         request = RestRequest("GET", where, query, accept=accept)
         deadline, backoff = self._deadline(), Backoff(FIRST_BACKOFF, LONGEST_BACKOFF)
         while True:
@@ -187,14 +200,14 @@ class RestRequests:
     def change(
         self, what: str, method: str, where: str, body: Body, accept: str = encoding.JSON
     ) -> bytes:
-        """Send a change; returns the stored object."""
+        """Send a change. Returns the stored object."""
         query = [("fieldManager", self._writer), ("fieldValidation", "Strict")]
         return self.send(what, RestRequest(method, where, query, body, accept))
 
     def send(
         self, what: str, request: RestRequest, most: int = 0, deadline: float | None = None
     ) -> bytes:
-        """The answer to one request, which is sent once. Raises AnswerTooLarge."""
+        """Send a request once, and return its answer. Raises AnswerTooLarge."""
         if deadline is None:
             deadline = self._deadline()
         with interrupts.waiting():
@@ -213,11 +226,11 @@ class RestRequests:
 
     def _take_turn(self, what: str, deadline: float) -> None:
         if not self._pace.turn(deadline - self._clock()):
-            why = "not sent: too many requests, or the server asked to wait"
+            why = "not sent: too many requests wait, or the server requested a pause"
             raise self._failed(what, Unavailable(f"{what}: {why}"))
 
     def follow(self, what: str, where: str, query: Query) -> Iterator[bytes]:
-        """The lines of a continuing GET."""
+        """Yield the lines of a watch."""
         self._take_turn(what, self._deadline())
         answer = self._transport.follow(where, query)
         if answer.status != HTTPStatus.OK:
@@ -244,7 +257,7 @@ def decoded(
     try:
         return encoding.decode(found, kind)
     except msgspec.MsgspecError as error:
-        raise Refused(f"{what}: the answer has another form: {error}") from error
+        raise Refused(f"{what}: the API server's answer cannot be decoded: {error}") from error
 
 
 def error_of(what: str, code: int, status: encoding.Status) -> ApiError:

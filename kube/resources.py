@@ -1,7 +1,4 @@
-"""The objects that podfabric reads and writes on the API server, and the errors there.
-
-`client` has the verbs.
-"""
+"""The objects that podfabric reads and writes on the API server, and the errors of its requests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -10,7 +7,9 @@ import msgspec
 
 
 class ApiError(Exception):
-    """A request without effect, or with an unknown one. The text names verb, object and reason."""
+    """A request failed. Its effect may be unknown (Unavailable). The text names the verb, the
+    object and the reason.
+    """
 
 
 class NotFound(ApiError):
@@ -18,34 +17,39 @@ class NotFound(ApiError):
 
 
 class AlreadyExists(ApiError):
-    """409 to a create: another object has the name."""
+    """409 after a create: another object has the name."""
 
 
 class Conflict(ApiError):
-    """409 to a change: the object changed since it was read, or has another uid."""
+    """409 after a change: the object changed since it was read, or has another uid."""
 
 
 class Refused(ApiError):
-    """400, 401, 403 or 422: a repeat cannot help until somebody changes something."""
+    """400, 401, 403, 422 and similar: the server refused the request. A repeat does not help."""
 
 
 class Unavailable(ApiError):
-    """No answer, 429 or 5xx, after the client's own attempts. The request may have had its effect,
-    or may still have it: read before you repeat it."""
+    """No answer, 429 or 5xx, after all attempts of the client.
+
+    The server may have made the change, or may still make it. Read the object before you repeat
+    the request.
+    """
 
 
 class NotLeading(ApiError):
-    """Not sent: this process does not lead, so it changes nothing."""
+    """The client did not send the change, because this process does not lead."""
 
 
 class WatchExpired(ApiError):
-    """The watch cannot continue: list again, and compare."""
+    """The watch or the pages of a list have expired. The caller must list again."""
 
 
 class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The metadata that only the server writes. `uid` differs for each object that ever had the
-    name: it is the fencing token of a lease. `resource_version` changes with each write, and is ""
-    for a new object."""
+    """The metadata that only the server writes.
+
+    `uid` is different for each object that ever had the name. It is the fencing token of a lease.
+    `resource_version` changes with each write, and is "" for a new object.
+    """
 
     name: str
     namespace: str = ""
@@ -56,8 +60,11 @@ class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
-    """All metadata that decides something. Users own labels and the fields below them: a write
-    replaces the whole object, so it sends them as they were read."""
+    """All metadata that podfabric uses.
+
+    Users own the labels and the fields below them. A write replaces the whole object, so it sends
+    these fields as they were read.
+    """
 
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -66,18 +73,18 @@ class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """The common part of all kinds. `API` is group and version. A kind whose metadata is written,
-    or whose labels count, has `Meta`.
+    """The common part of all kinds. `API` is the group and the version. `metadata` is a `Meta` in a
+    kind that podfabric writes, or whose labels it uses.
 
-    If the metadata is larger than `MOST_METADATA`, its labels, annotations, finalizers and owners
-    are not read, and a write removes them. This is for kinds that a node or a tenant writes,
-    because no schema limits their labels.
+    If the metadata is larger than `MOST_METADATA`, podfabric does not read its labels, annotations,
+    finalizers and owners, and a write removes them. This limits kinds that a node or a tenant
+    writes, because no schema limits their labels.
     """
 
     API: ClassVar[str]
     KIND: ClassVar[str]
     PLURAL: ClassVar[str]
-    MOST_METADATA: ClassVar[int] = 2 << 20  # bytes; more than etcd takes of an object
+    MOST_METADATA: ClassVar[int] = 2 << 20  # bytes; etcd accepts no object of this size
 
     metadata: ServerMeta
 
@@ -86,7 +93,7 @@ AnyResource = TypeVar("AnyResource", bound=Resource)
 
 
 class Unreadable(msgspec.Struct, frozen=True):
-    """An object that is unreadable, or a part of it, and `why`."""
+    """An object that cannot be read, or cannot be read completely, and the reason `why`."""
 
     api: str
     kind: str
@@ -95,9 +102,11 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, Generic[AnyResource], frozen=True):
-    """All objects of a kind at one moment, which `resource_version` names. `is_whole` is False if
-    only the first objects were requested, and more exist. `unreadable` objects exist too, and are
-    not in `items`."""
+    """The objects of a kind at one moment, which `resource_version` names.
+
+    `is_whole` is False if only the first objects were requested, and more exist. `items` lacks the
+    objects in `unreadable`.
+    """
 
     items: tuple[AnyResource, ...]
     resource_version: str
@@ -137,7 +146,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Node(Resource, frozen=True, kw_only=True):
-    """A machine of the cluster, as far as a lease depends on it."""
+    """A machine of the cluster, with the fields that leases depend on."""
 
     API = "v1"
     KIND = "Node"
@@ -177,8 +186,11 @@ class NetworkDefinition(Resource, frozen=True, kw_only=True):
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The leading process (`holder_identity`), "" if the Lease was given back. Only the resource
-    version shows a renewal: the times (RFC 3339 with microseconds) are for people."""
+    """`holder_identity` is the leading process, or "" if the Lease was released.
+
+    A process sees a renewal only by the resource version. The times (RFC 3339 with microseconds)
+    are for human readers.
+    """
 
     holder_identity: str = ""
     lease_duration_seconds: int = 0
@@ -202,14 +214,14 @@ class Requirement(msgspec.Struct, frozen=True):
 
 
 class SelectorTerm(msgspec.Struct, frozen=True, rename="camel"):
-    """All requirements must be met. A term without any selects no node."""
+    """All requirements must be met. A term without requirements does not select a node."""
 
     match_expressions: tuple[Requirement, ...] | None = None
     match_fields: tuple[Requirement, ...] | None = None
 
 
 class NodeSelector(msgspec.Struct, frozen=True, rename="camel"):
-    """One of the terms must select the node (k8s.io/component-helpers/scheduling/corev1)."""
+    """At least one term must select the node (k8s.io/component-helpers/scheduling/corev1)."""
 
     node_selector_terms: tuple[SelectorTerm, ...] | None = None
 
@@ -241,7 +253,7 @@ def _is_met(requirement: Requirement, labels: Mapping[str, str]) -> bool:
 
 
 def _compared(value: str | None, bounds: Sequence[str]) -> int | None:
-    """The difference of value and bound; `None` if they cannot be compared."""
+    """The value minus the bound. Returns `None` if they cannot be compared."""
     try:
         return int(value or "") - int(bounds[0]) if len(bounds) == 1 else None
     except ValueError:

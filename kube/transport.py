@@ -1,7 +1,8 @@
-"""The API server through the official client: its configuration, authentication, requests.
+"""Sends requests to the API server with the official client of Kubernetes.
 
-This is the only module that imports `kubernetes`, which costs a process 20 MB: import it only if a
-pool is cluster-wide. docs/developers/design.md lists the unused parts of the package, and why.
+This is the only module that imports the package `kubernetes`, which costs a process 20 MB. Import
+this module only where a process needs the API server. docs/developers/design.md lists the unused
+parts of the package, and the reasons.
 """
 
 import logging
@@ -21,16 +22,16 @@ from kube.encoding import JSON, JSON_PATCH
 from kube.requests import TIMEOUT, AnswerTooLarge, Lines, Pace, Query, Response, RestRequest
 from kube.resources import Refused, Unavailable
 
-CONNECT, READ = 2.0, 5.0  # seconds of one request, for each wait
-SILENCE = 90.0  # seconds without a line after which a watch is dead; it has a bookmark each minute
-CONNECTIONS = 8  # that are kept open
+CONNECT, READ = 2.0, 5.0  # seconds to wait for a connection, and for the next bytes
+SILENCE = 90.0  # seconds without a line, after which a watch is dead; a bookmark comes each minute
+CONNECTIONS = 8  # connections that are kept open
 _LOOK_AT_TOKEN = 10.0  # seconds between two reads of the token
 
 _log = logging.getLogger(__name__)
 
 
 class KubernetesApi(ClusterApi):
-    """ClusterApi of the pod's cluster, or of a kubeconfig's. Raises Refused without one."""
+    """A client of the cluster of this pod or of a kubeconfig. Raises Refused without a cluster."""
 
     def __init__(
         self,
@@ -49,12 +50,13 @@ class KubernetesApi(ClusterApi):
 
 
 class _Client:
-    """A Transport."""
+    """The Transport of `KubernetesApi`."""
 
     def __init__(self, kubeconfig: Path | None, user_agent: str) -> None:
         self._kubeconfig = kubeconfig
         configuration = Configuration()
-        # urllib3 would repeat a PUT and a DELETE, which may have had their effect.
+        # No retries, because urllib3 would repeat a PUT or DELETE that the server has already
+        # executed.
         configuration.retries = False
         configuration.connection_pool_maxsize = CONNECTIONS
         configuration.keep_alive = True
@@ -68,12 +70,13 @@ class _Client:
 
     def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
         deadline = time.monotonic() + patience
-        # A patch of a large object takes the server seconds, and it may stop with the client.
+        # A patch of a large object takes the server seconds, and the server may stop if the client
+        # hangs up.
         read = patience if request.method == "PATCH" else min(READ, patience)
         limits = (min(CONNECT, patience), read)
         response = self._open(request, limits)
         if response.status == HTTPStatus.UNAUTHORIZED:
-            # Nothing was done. The token may have changed.
+            # The server did nothing. The token may have changed.
             _body(response, deadline)
             self._configure(self._client.configuration)
             self._identify_at = 0.0
@@ -89,8 +92,9 @@ class _Client:
         return Lines(response.status, _lines(response))
 
     def _configure(self, configuration: Configuration) -> None:
-        """Read the server's address and the token again. The client itself reads a service
-        account's token again every minute."""
+        """Read the server's address and the token. The package itself reads a service account's
+        token again every minute.
+        """
         try:
             if self._kubeconfig is None:
                 load_incluster_config(client_configuration=configuration)
@@ -98,13 +102,16 @@ class _Client:
                 load_kube_config(
                     str(self._kubeconfig), client_configuration=configuration, persist_config=False
                 )
-        except Exception as error:  # a file that is not a kubeconfig: YAMLError, TypeError, ...
+        except Exception as error:  # YAMLError, TypeError, ... for a file that is not a kubeconfig
             where = f"in {self._kubeconfig}" if self._kubeconfig else "in this pod"
             raise Refused(f"no API server {where}: {error}") from error
 
     def _identify(self) -> None:
-        """Set the token. The client's `auth_settings` are not used: they read the whole environment
-        for each request, a fifth of its CPU time."""
+        """Set the token in the headers.
+
+        Replaces the package's `auth_settings`, which read the whole environment for each request
+        and take a fifth of its CPU time.
+        """
         now = time.monotonic()
         if now >= self._identify_at:
             headers = self._client.default_headers
@@ -132,13 +139,13 @@ class _Client:
 
 
 def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
-    """The whole body. A complete body is used even if it is late. Raises AnswerTooLarge."""
+    """Read the whole body. Returns a complete body even if it is late. Raises AnswerTooLarge."""
     parts: list[bytes] = []
     size, is_late = 0, False
     try:
         for part in response.stream(1 << 16):
             if is_late:
-                raise TimeoutError("it comes too slowly")
+                raise TimeoutError("the answer comes too slowly")
             parts.append(part)
             size += len(part)
             if most and size > most:
@@ -153,14 +160,14 @@ def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
 
 
 def _lines(response: HTTPResponse) -> Iterator[bytes]:
-    """The complete lines, as they come. Raises Unavailable after SILENCE."""
+    """Yield each complete line as it comes. Raises Unavailable after SILENCE."""
     rest = b""
     try:
         for part in response.stream(None):
             *lines, rest = (rest + part).split(b"\n")
             yield from filter(None, lines)
     except ReadTimeoutError as error:
-        raise Unavailable(f"a watch shows nothing: {error}") from error
+        raise Unavailable(f"a watch received nothing for {SILENCE:g} s: {error}") from error
     except (HTTPError, OSError) as error:
         _log.debug("a watch ended: %s", error)
     finally:

@@ -1,8 +1,9 @@
-"""The remaining allowance of an ADD: the rules that allow everything it used so far.
+"""The allowance of an ADD: the rules that allow every value that the ADD has used so far.
 
-The values of `use` need a common rule: each value leaves only the rules that list this value too,
-and an attachment is refused when no rule remains. Options (`set`) do not need a common rule: for
-each option, any rule for the pod may allow it. If no rule is for the pod, `Policy.otherwise` is.
+One rule must list all values that an attachment uses (`use`). Each value leaves only the rules that
+list this value too. If no rule remains, the attachment is refused. Different rules may allow the
+options of an attachment (`set`): one rule for the pod must allow each option. If no rule is for the
+pod, `Policy.otherwise` applies.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,14 +20,16 @@ from policy.rules import Policy
 from policy.value_lists import NOTHING, Span
 
 Rules = tuple[Rule, ...]
-"""Some of a node's rules, in their order."""
+"""Rules of a node, in their order."""
 
-_SHOWN = 8  # rules, in an error
-_FULL = 0x8000  # a P_Key's bit of a full member
+_SHOWN = 8  # rules that an error names
+_FULL = 0x8000  # the bit of a P_Key that marks a full member
 
 
 class NotAllowed(CNIError):
-    """The rules for a pod do not allow a value. `rules` are the rules that remained before it."""
+    """The rules for a pod do not allow a value. `rules` has the titles of the rules that remained
+    before this value.
+    """
 
     def __init__(self, message: str, key: str, value: str, rules: tuple[str, ...]) -> None:
         super().__init__(Code.NOT_ALLOWED, message)
@@ -36,7 +39,9 @@ class NotAllowed(CNIError):
 
 
 def joined(refusals: Sequence[CNIError]) -> CNIError:
-    """One error for all candidates of an attachment: with code 11 if any has it."""
+    """Join the refusals of an attachment's candidate devices into one error. Its code is 11 if a
+    refusal has the code 11.
+    """
     if len(refusals) == 1:
         return refusals[0]
     codes = [refusal.code for refusal in refusals]
@@ -49,22 +54,26 @@ def joined(refusals: Sequence[CNIError]) -> CNIError:
 
 
 class Device(msgspec.Struct, frozen=True):
-    """The device of an attachment for rules: an HCA, and the resources that have it."""
+    """The device that rules compare: an HCA, and the pod's resources that have this HCA."""
 
     hca: HCA
-    resources: frozenset[str] = frozenset()  # the pod's resources with this HCA
+    resources: frozenset[str] = frozenset()
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """The rules for one ADD: `rules` are all for its pod, `left` those that allow it so far."""
+    """The rules for one ADD. `rules` has all rules for its pod. `left` has the rules that allow
+    every value so far.
+    """
 
     rules: Rules = (Policy().otherwise,)
     left: Rules = (Policy().otherwise,)
 
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
-        """The allowance of an attachment that also uses this value of a key of `use`. Raises
-        NotAllowed if no rule remains. The error has the configuration's key `what` and the value
-        `shown`."""
+        """Return the allowance after the attachment also uses `value` for `key`, a key of `use`.
+
+        Raises NotAllowed if no rule remains. The error text has `what`, the key of the network
+        configuration, and `shown`, its value.
+        """
         left = tuple(rule for rule in self.left if _uses(rule, key, value))
         if not left:
             raise self._not_listed(what, shown, key)
@@ -73,7 +82,9 @@ class Allowance(msgspec.Struct, frozen=True):
     def within(
         self, intervals: Sequence[Span], what: str, shown: Callable[[Span], str]
     ) -> "Allowance":
-        """`using` for addresses: each interval lies within one network of a rule."""
+        """Like `using`, for addresses: a rule must have, for each interval, a network that contains
+        the interval.
+        """
         left = _having(self.left, intervals)
         if left:
             return Allowance(self.rules, left)
@@ -81,19 +92,19 @@ class Allowance(msgspec.Struct, frozen=True):
         raise self._not_listed(what, shown(next(alone, intervals[0])), "ranges")
 
     def may(self, key: str, value: int | str) -> bool:
-        """Whether a rule lets the definition set an option to this value."""
+        """Whether a rule for the pod allows that the definition sets an option to this value."""
         return any(
             rule.allowed.get(key, NOTHING).allows(value) or rule.fixed.get(key) == value
             for rule in self.rules
         )
 
     def require_option(self, key: str, value: int | str, what: str, shown: object) -> None:
-        """Raise NotAllowed unless `may`."""
+        """Raise NotAllowed if no rule allows this value for the option (see `may`)."""
         if not self.may(key, value):
             raise self.not_settable(key, f'"{what}": {shown}', what)
 
     def require_match(self, *, match_device: bool, pf_only: bool = False) -> None:
-        """Raise NotAllowed unless a definition may match the pod's devices in this way."""
+        """Raise NotAllowed if no rule allows `match_device` and `pfOnly` with these values."""
         if not match_device:
             self.require_option("match_device", False, "match_device", "false")
         if pf_only:
@@ -102,7 +113,9 @@ class Allowance(msgspec.Struct, frozen=True):
     def not_settable(
         self, key: str, text: str, what: str, remedy: str = "use another value"
     ) -> NotAllowed:
-        """The error for an option that no rule allows in `set`; `text` describes the request."""
+        """The error for an option that no rule allows in `set`. The error text begins with `text`,
+        which describes the request.
+        """
         return NotAllowed(
             f"{text} is not allowed for this namespace: no rule for it ({titled(self.rules)}) "
             f'lists it in "set.{key}": {remedy}, or ask the administrator',
@@ -113,22 +126,26 @@ class Allowance(msgspec.Struct, frozen=True):
 
     @property
     def host_paths(self) -> tuple[str, ...]:
-        """The directories of the host in which the definition may name files."""
+        """The directories of the host whose files the definition may name."""
         return tuple(dict.fromkeys(path for rule in self.rules for path in rule.host_paths))
 
     @property
     def has_every_device(self) -> bool:
-        """Whether the remaining rules list all devices, so that no device must be looked at."""
+        """Whether every remaining rule lists all devices, so that no device must be checked."""
         return all(EVERY_DEVICE in rule.devices for rule in self.left)
 
     def fixed(self, key: str) -> Any:  # noqa: ANN401 - a value as a definition has it
-        """The first remaining rule's value for a missing option; else `None`."""
+        """The value of the option in the first remaining rule that fixes it, or `None`."""
         return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-        """The values that the remaining rules set, for those of `keys` without a value. `written`
-        are the keys as the plugin reads them: of two spellings, the one that counts."""
-        # 0 stands for a missing MTU.
+        """The values that the remaining rules fix for options in `keys` that `written` does not
+        set.
+
+        `written` has the configuration's options. If the configuration spells an option in two
+        ways, `written` has the value that the plugin uses.
+        """
+        # An MTU of 0 means that the MTU is missing.
         present = {
             key
             for key, value in written.items()
@@ -138,7 +155,9 @@ class Allowance(msgspec.Struct, frozen=True):
         return {key: value for key, value in fixed.items() if value is not None}
 
     def most(self, count: str) -> int | None:
-        """The largest limit of the remaining rules for a key of COUNTS; `None` without a limit."""
+        """The largest limit of the remaining rules for `count`, a key of COUNTS. Returns `None` if
+        a remaining rule has no limit.
+        """
         if any(count not in rule.counts for rule in self.left):
             return None
         return max((rule.counts[count] for rule in self.left), default=None)
@@ -148,9 +167,9 @@ class Allowance(msgspec.Struct, frozen=True):
 
     def _not_listed(self, what: str, shown: object, key: str) -> NotAllowed:
         return NotAllowed(
-            f'"{what}": {shown} is not allowed for this namespace: none of the rules that allow '
-            f'the rest ({titled(self.left)}) lists it in "use.{key}": use another value, or ask '
-            "the administrator",
+            f'"{what}": {shown} is not allowed for this namespace: no rule that allows the '
+            f'other values of the attachment ({titled(self.left)}) lists it in "use.{key}": use '
+            "another value, or ask the administrator",
             what,
             str(shown),
             _titles(self.left),
@@ -158,13 +177,15 @@ class Allowance(msgspec.Struct, frozen=True):
 
 
 def of_pod(policy: Policy, pod: Pod) -> Allowance:
-    """The allowance of a pod's ADD. Raises CNIError 11 if the rules are unknown now."""
+    """The allowance of a pod's ADD. Raises CNIError 11 if the labels of the pod's namespace are
+    unknown.
+    """
     own = [rule for rule in policy.rules if rule.is_for(pod.namespace, policy.labels)]
     return _by(own or [policy.otherwise])
 
 
 def of_anyone(policy: Policy) -> Allowance:
-    """The allowance of all pods together, for a call without a pod, such as STATUS."""
+    """The allowance of all rules together, for a call without a pod, such as STATUS."""
     return _by([*policy.rules, policy.otherwise])
 
 
@@ -174,10 +195,11 @@ def _by(found: Iterable[Rule]) -> Allowance:
 
 
 def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
-    """Whether `use` lists a value (a number, name, count or `Device`), or a rule fixes this
-    value."""
+    """Whether the rule's `use` lists a value (a number, name, count or `Device`), or the rule fixes
+    this value.
+    """
     if key == "devices":
-        # Without selectors, `match` would match every HCA.
+        # `match` without selectors would match every HCA.
         if rule.devices and selectors.match(rule.devices, value.hca) is not None:
             return True
         return any(map(rule.use.get("pools", NOTHING).allows, value.resources))
@@ -187,7 +209,7 @@ def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any ke
         return True
     if key == "vlans":
         return bool(rule.fixed.get("vlan") == value)
-    # The plugin ipoib makes full members of all children.
+    # The plugin ipoib makes every child interface a full member.
     pkey = rule.fixed.get("pkey") if key == "pkeys" else None
     return pkey is not None and value in (pkey, pkey | _FULL)
 
@@ -198,7 +220,7 @@ def titled(found: Rules) -> str:
 
 
 def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
-    """The rules with one network for each interval, which has all its addresses."""
+    """The rules that have, for each interval, a network that contains all its addresses."""
     return tuple(
         rule
         for rule in found

@@ -1,7 +1,7 @@
-"""The rules of a policy as an administrator writes them, in config.yaml or in a FabricPolicy.
+"""Parses the rules that an administrator writes in config.yaml or in a FabricPolicy.
 
-`rules_of` reads the list that is `policy.rules` in the one and `spec.rules` in the other.
-docs/use/policy.md describes every key.
+`rules_of` parses the list `policy.rules` of config.yaml and the list `spec.rules` of a
+FabricPolicy. docs/use/policy.md describes every key.
 """
 
 import re
@@ -22,10 +22,10 @@ from policy.value_lists import NOTHING, Kind, Values
 PART = "policy"
 """The top-level key of config.yaml."""
 
-RULES = 256  # of one document
-SUBJECTS = 64  # of one rule
-LABELS = 64  # of one selector
-HIGHEST_COUNT = 1 << 24  # of addresses
+RULES = 256  # at most, in one document
+SUBJECTS = 64  # at most, in one rule
+LABELS = 64  # requirements, at most, in one selector
+HIGHEST_COUNT = 1 << 24  # the highest limit of addresses
 
 _COUNT = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_COUNT)]
 
@@ -42,7 +42,9 @@ class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: tuple[str, ...] = ()
 
     def met_by(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels meet it. A missing label is in no list."""
+        """Whether the labels meet the requirement. A missing label meets NotIn, and does not meet
+        In.
+        """
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -55,32 +57,38 @@ class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def unknown(what: str, why: str = "") -> CNIError:
-    """The error of an ADD while the rules are unknown. They never count as empty."""
+    """The error of an ADD while `what` is unknown. Unknown rules never count as empty rules."""
     because = f" ({why})" if why else ""
     return CNIError(
         Code.TRY_AGAIN,
-        f'"{PART}.cluster" is true, and this node does not know {what}{because}: nothing was '
-        "done; the runtime tries again: see whether the agent runs and reaches the API server",
+        f'"{PART}.cluster" is true, but this node has not read {what}{because}: nothing was done, '
+        "the runtime tries again. Check whether the agent runs and reaches the API server",
     )
 
 
 def no_labels(namespace: str) -> Mapping[str, str]:
-    """Raise CNIError 11: no namespace's labels are known."""
+    """Raise CNIError 11, because the labels of all namespaces are unknown."""
     raise unknown(f'the labels of namespace "{namespace}"')
 
 
 Labels = Callable[[str], Mapping[str, str]]
-"""Returns the labels of a namespace. Called only for rules that use them. Raises CNIError 11."""
+"""Returns the labels of a namespace. Called only for rules that use labels. Raises CNIError 11 if
+the labels are unknown.
+"""
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """Pods that a rule is for. All set fields must match. `None` matches any pod."""
+    """Pods that a rule is for. Both fields must match the pod. A field that is `None` matches every
+    pod. All requirements of `namespace_selector` must be met.
+    """
 
     namespaces: Values | None = None
-    namespace_selector: tuple[LabelRequirement, ...] | None = None  # all must be met
+    namespace_selector: tuple[LabelRequirement, ...] | None = None
 
     def matches(self, namespace: str, labels: Labels) -> bool:
-        """Whether the subject is for pods of a namespace. Raises CNIError 11 from `labels`."""
+        """Whether the pods of a namespace match the subject. Raises CNIError 11 if `labels` raises
+        it.
+        """
         if self.namespaces is not None and not self.namespaces.allows(namespace):
             return False
         if self.namespace_selector is None:
@@ -90,25 +98,29 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule. `allowed` and `fixed` have the keys of network configurations."""
+    """One rule. The keys of `allowed` and `fixed` are keys of network configurations."""
 
     name: str
     policy: str = ""  # the FabricPolicy's name; "" in config.yaml
     subjects: tuple[Subject, ...]
     devices: tuple[Selector, ...] = ()
-    use: Mapping[str, Values] = {}  # by keys of USE: an unlisted value is not allowed
-    counts: Mapping[str, int] = {}  # by keys of COUNTS: a missing key means any number
-    allowed: Mapping[str, Values] = {}  # "set"
-    host_paths: tuple[str, ...] = ()  # directories
-    fixed: Mapping[str, Any] = {}  # numbers, texts and booleans, as a definition has them
+    use: Mapping[str, Values] = {}  # by keys of USE; an unlisted value is not allowed
+    counts: Mapping[str, int] = {}  # by keys of COUNTS; a missing key means no limit
+    allowed: Mapping[str, Values] = {}  # the values in "set"
+    host_paths: tuple[str, ...] = ()  # the directories of hostPaths
+    fixed: Mapping[str, Any] = {}  # values as a definition has them
 
     @property
     def title(self) -> str:
-        """Its name in errors and events: "team-a", "POLICY/team-a"."""
+        """The name of the rule in errors and events: "team-a", or "POLICY/team-a" of a
+        FabricPolicy.
+        """
         return f"{self.policy}/{self.name}" if self.policy else self.name
 
     def is_for(self, namespace: str, labels: Labels) -> bool:
-        """Whether the rule is for pods of a namespace. Raises CNIError 11 from `labels`."""
+        """Whether the rule is for the pods of a namespace. Raises CNIError 11 if `labels` raises
+        it.
+        """
         return any(subject.matches(namespace, labels) for subject in self.subjects)
 
 
@@ -131,7 +143,9 @@ SETTABLE: Mapping[str, Kind] = {
     "vlanProto": "name",
     "vlanQoS": "number",
 }
-"""The keys of `set` next to `hostPaths`: options of definitions, and two keys of `policy`."""
+"""The keys of `set` except `hostPaths`. They are options of definitions, and `private_ranges` and
+`unassigned_devices`.
+"""
 
 FIXABLE: Mapping[str, Kind] = {
     **{
@@ -144,12 +158,12 @@ FIXABLE: Mapping[str, Kind] = {
     "pkey": "pkey",
     "vlan": "vlan",
 }
-"""Options that `fixed` may set for definitions without a value."""
+"""Options that `fixed` may set where a definition does not set the option."""
 
 _HOST_PATHS = "hostPaths"
 USE: Mapping[str, Kind] = {
-    "pools": "name",  # resources of the pod's device: an alternative to devices
-    "pkeys": "pkey",  # 16 bits, with the full-member bit
+    "pools": "name",  # resources of the pod's device; `devices` is the alternative
+    "pkeys": "pkey",  # 16 bits, with the bit of a full member
     "vlans": "vlan",
     "guids": "guid",
     "macs": "mac",
@@ -158,26 +172,29 @@ USE: Mapping[str, Kind] = {
     "ranges": "network",
 }
 COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
-"""The counts of a pod and of a namespace are for one node."""
+"""Limits of addresses. The limits for a pod and for a namespace count the addresses on this node.
+"""
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
-    """The rules in a decoded list, in its order; `policy` is the name of their FabricPolicy. Raises
-    DocumentError that names the key below `where`: "config.yaml: policy.rules"."""
+    """Parse the rules in a decoded list, in its order. `policy` is the name of their FabricPolicy.
+
+    Raises DocumentError. Its text names the key below `where`, such as "config.yaml: policy.rules".
+    """
     rules: dict[str, Rule] = {}
     for index, item in enumerate(_list(value, RULES, where)):
         rule = _rule(item, f"{where}[{index}]", policy)
         if rule.name in rules:
             raise DocumentError(
                 f"{where}[{index}].name: {documents.shown(rule.name)}: another rule has this name: "
-                "choose another one"
+                "choose another name"
             )
         rules[rule.name] = rule
     return tuple(rules.values())
 
 
 NODE = "config.yaml"
-"""The name of the node's rule for pods without another rule."""
+"""The name of the node's rule for pods that no other rule is for."""
 _OF_NODE: Mapping[str, Mapping[str, Any]] = {
     "use": {
         **{key: [value_lists.ANY] for key in ("devices", *USE)},
@@ -190,12 +207,14 @@ _OF_NODE: Mapping[str, Mapping[str, Any]] = {
         _HOST_PATHS: [],
     },
 }
-"""The safe defaults of a node for keys that its administrator leaves out."""
+"""The safe defaults for keys that the administrator of the node leaves out."""
 
 
 def rule_of_node(part: Mapping[str, Any] | None = None, where: str = PART) -> Rule:
-    """The rule for pods without another rule; `part` has its `use`, `set` and `fixed`. Raises
-    DocumentError that names the key below `where`."""
+    """Parse the rule for pods that no other rule is for. `part` has its `use`, `set` and `fixed`.
+
+    Raises DocumentError. Its text names the key below `where`.
+    """
     document = {key: value for key, value in (part or {}).items() if value is not None}
     for key, defaults in _OF_NODE.items():
         document[key] = {**defaults, **documents.mapping(document.get(key), f"{where}.{key}")}
@@ -207,12 +226,12 @@ def _rule(value: object, where: str, policy: str) -> Rule:
     fields = _keys(value, keys, where)
     for key in ("name", "subjects"):
         if key not in fields:
-            raise DocumentError(f"{where}.{key}: is missing: every rule needs one")
+            raise DocumentError(f"{where}.{key}: is missing: every rule needs this key")
     name = documents.convert(fields["name"], str, f"{where}.name")
     if not _NAME.fullmatch(name):
         raise DocumentError(
-            f"{where}.name: {documents.shown(name)}: write letters, digits, '-', '_' and '.', at "
-            "most 63"
+            f"{where}.name: {documents.shown(name)}: write at most 63 letters, digits, '-', '_' "
+            "and '.', with a letter or digit at both ends"
         )
     settings = _settings(fields.get("set"), f"{where}.set")
     return Rule(
@@ -229,19 +248,19 @@ def _rule(value: object, where: str, policy: str) -> Rule:
 def _subjects(value: object, where: str) -> tuple[Subject, ...]:
     subjects = _list(value, SUBJECTS, where)
     if not subjects:
-        raise DocumentError(f'{where}: is empty: write whom the rule is for, "*" for everybody')
+        raise DocumentError(f'{where}: is empty: for all pods write [{{namespaces: ["*"]}}]')
     return tuple(_subject(item, f"{where}[{index}]") for index, item in enumerate(subjects))
 
 
 def _subject(value: object, where: str) -> Subject:
     fields = _keys(value, ("namespaces", "namespaceSelector"), where)
     if not fields:
-        raise DocumentError(f'{where}: is empty: write namespaces, ["*"] for all of them')
+        raise DocumentError(f'{where}: is empty: write namespaces: ["*"] for all namespaces')
     namespaces = selector = None
     if "namespaces" in fields:
         namespaces = value_lists.read(fields["namespaces"], "name", f"{where}.namespaces")
         if namespaces == NOTHING:
-            raise DocumentError(f"{where}.namespaces: is empty, which matches nobody: leave it out")
+            raise DocumentError(f"{where}.namespaces: is empty and matches no pod: remove the key")
     if "namespaceSelector" in fields:
         selector = _selector(fields["namespaceSelector"], f"{where}.namespaceSelector")
     return Subject(namespaces, selector)
@@ -256,7 +275,7 @@ def _selector(value: object, where: str) -> tuple[LabelRequirement, ...]:
     written: _LabelSelector = documents.convert(value, _LabelSelector, where)
     labels, expressions = sorted(written.matchLabels.items()), written.matchExpressions
     if len(labels) + len(expressions) > LABELS:
-        raise DocumentError(f"{where}: has more than {LABELS} requirements: shorten it")
+        raise DocumentError(f"{where}: has more than {LABELS} requirements: remove some")
     for index, requirement in enumerate(expressions):
         lists = requirement.operator in ("In", "NotIn")
         if lists != bool(requirement.values) or len(requirement.values) > value_lists.ITEMS:
@@ -265,14 +284,14 @@ def _selector(value: object, where: str) -> tuple[LabelRequirement, ...]:
                 + (
                     f"needs 1 to {value_lists.ITEMS} values"
                     if lists
-                    else "takes none: leave them out"
+                    else "takes no values: remove them"
                 )
             )
     return (*(LabelRequirement(key, "In", (value,)) for key, value in labels), *expressions)
 
 
 def _use(value: object, where: str) -> dict[str, Any]:
-    """`devices`, `use` and `counts` of a Rule."""
+    """Parse `use` into the fields `devices`, `use` and `counts` of a Rule."""
     fields = _keys(value, ("devices", *USE, *COUNTS), where)
     devices = _list(fields.get("devices"), value_lists.ITEMS, f"{where}.devices")
     return {
@@ -309,16 +328,18 @@ def _settings(value: object, where: str) -> dict[str, Values]:
 def _fixed(value: object, where: str) -> dict[str, Any]:
     fields = _keys(value, FIXABLE, where)
     for key, item in fields.items():
-        # Checked first: a number has no "*", which would be reported as another mistake.
+        # Checked before `one`, which would report another mistake for a number with "*".
         is_pattern = isinstance(item, str) and ("*" in item or "?" in item)
         read = "" if is_pattern else value_lists.one(item, FIXABLE[key], f"{where}.{key}")
         first, last = (read, read) if isinstance(read, str) else read
         if is_pattern or first != last:
-            raise DocumentError(f"{where}.{key}: {documents.shown(item)}: write one value")
+            raise DocumentError(
+                f"{where}.{key}: {documents.shown(item)}: write one value, no range or pattern"
+            )
         fields[key] = bool(first) if FIXABLE[key] == "switch" else first
     for key in ("vlanProto", "vlanQoS"):
         if key in fields and "vlan" not in fields:
-            raise DocumentError(f"{where}.{key}: needs a vlan: add one")
+            raise DocumentError(f"{where}.{key}: needs a vlan: add the key vlan")
     return fields
 
 

@@ -1,7 +1,7 @@
-"""Follows the cluster's policies, and the labels of namespaces if rules use them.
+"""Follows the cluster's policies, and the labels of namespaces if a rule uses labels.
 
-The last state of the API server is active, in memory and in a file, until a new one is read. An
-unreadable policy changes nothing, and an event says why.
+The policies that were read last stay active, in memory and in a file, until the follower reads new
+policies. An unreadable policy does not replace its last readable form, and an event has the reason.
 """
 
 import logging
@@ -30,7 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class FabricPolicy(Resource, frozen=True, kw_only=True):
-    """Rules of an administrator. Its `spec` may be of a later version, so it is decoded later."""
+    """The rules of an administrator in the cluster. `StoredPolicy.read` decodes `spec` later,
+    because a newer podfabric may have written it.
+    """
 
     API = "fabric.podfabric.io/v1alpha1"
     KIND = stored_policies.KIND
@@ -39,7 +41,7 @@ class FabricPolicy(Resource, frozen=True, kw_only=True):
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def stored(self) -> StoredPolicy:
-        """Its form for the node's file. Its rules are not checked."""
+        """The policy in the form of the node's file. Does not check the rules."""
         listed = self.spec.get("rules")
         return StoredPolicy(
             name=self.metadata.name,
@@ -58,7 +60,9 @@ class NamespaceObject(Resource, frozen=True, kw_only=True):
 
 
 class PolicyFollower(StepThread):
-    """The active policies, for any thread. `path` is the node's file. Call `start` first."""
+    """Keeps the active policies, and writes them to the file `path`. Any thread may use it after
+    `start`.
+    """
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
         super().__init__("policies")
@@ -72,7 +76,9 @@ class PolicyFollower(StepThread):
         self.events = PendingEvents(api)
 
     def start(self) -> None:
-        """Follow until `close`, in other threads. The last stored policies apply at once."""
+        """Follow the policies in other threads until `close`. The policies in the file are active
+        at once.
+        """
         try:
             self._present = self._written = stored_policies.load(self._path)
         except CNIError as error:
@@ -87,14 +93,14 @@ class PolicyFollower(StepThread):
         super().close()
 
     def present(self) -> ClusterPolicies:
-        """The active policies. Raises CNIError 11 if none were ever seen."""
+        """The active policies. Raises CNIError 11 if this node has never read the policies."""
         present = self._present
         if present is None:
-            raise unknown("the policies of the cluster", "it has not seen them yet")
+            raise unknown("the policies of the cluster", "its agent has not reached the API server")
         return present
 
     def step(self) -> float:
-        """Update the active policies, and write one event."""
+        """Update the active policies, and write at most one event."""
         seen = None if self._policies is None else self._policies.items()
         if seen is not None:
             self._take(seen)
@@ -106,9 +112,9 @@ class PolicyFollower(StepThread):
         found = (self._read(each, last.get(each.metadata.name)) for each in seen)
         policies = tuple(sorted(found, key=lambda each: each.name))
         if present is not None and policies == present.policies:
-            policies = present.policies  # with its cached rules
+            policies = present.policies  # keep the objects, which cache their rules
         new = ClusterPolicies(policies=policies, namespaces=self._labels(policies))
-        count = len(new.rules)  # decodes them, before they become active
+        count = len(new.rules)  # decodes the rules, before they become active
         self._present = new
         if present is None or policies is not present.policies:
             _log.info("policies of the cluster: %d, with %d rules", len(policies), count)
@@ -125,9 +131,10 @@ class PolicyFollower(StepThread):
             self._written = new
 
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
-        """The policy to use.
+        """Return the policy that becomes active.
 
-        An unreadable policy is replaced by its last readable form, or by its subjects alone.
+        For an unreadable policy this is its last readable form, or else its subjects without
+        allowed values.
         """
         stored = policy.stored()
         if stored == last:
@@ -136,7 +143,7 @@ class PolicyFollower(StepThread):
             _ = stored.read
         except DocumentError as error:
             kept = last or stored_policies.closed(stored)
-            active = "only its subjects are active: it allows their pods nothing"
+            active = "only its subjects are active: the policy allows nothing for their pods"
             if kept.generation != stored.generation:
                 active = f"generation {kept.generation} stays active"
             reason = DocumentError(f"{error}; {active}")
@@ -148,7 +155,7 @@ class PolicyFollower(StepThread):
         return stored
 
     def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
-        """The last known labels of all namespaces; `None` if no rule uses them."""
+        """The labels of all namespaces, as last read. Returns `None` if no rule uses labels."""
         rules = (rule for policy in policies for rule in policy.read)
         subjects = (each for rule in rules for each in rule.subjects)
         if all(each.namespace_selector is None for each in subjects):

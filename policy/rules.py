@@ -1,4 +1,4 @@
-"""The rules of one node: rules for some pods, and one for all other pods.
+"""The rules of one node: rules for some pods, and one rule for all other pods.
 
     policy:
       set: {pfOnly: [true]}
@@ -25,20 +25,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     rules: tuple[Rule, ...] = ()
     # The rule for all other pods.
     otherwise: Rule = document.rule_of_node()
-    # Whether FabricPolicies are followed, whose rules are added (policy/stored_policies.py).
+    # Whether the rules of FabricPolicies are added (policy/stored_policies.py).
     cluster: bool = False
     labels: Labels = document.no_labels
 
 
 SHAPES = {"use": object, "set": object, "fixed": object, "rules": object, "cluster": bool}
-"""The keys of the part `policy`."""
+"""The keys of the section `policy`."""
 
 Source = Callable[[], Policy]
-"""Returns the present rules. Raises CNIError if they cannot be read."""
+"""Returns the current rules. Raises CNIError if they cannot be read."""
 
 
 def on_node(path: Path) -> Source:
-    """The rules in the configuration file at `path`, which is read again at each call."""
+    """A source of the rules in the configuration file at `path`. It reads the file at each call."""
 
     def read() -> Policy:
         try:
@@ -46,14 +46,16 @@ def on_node(path: Path) -> Source:
         except (DocumentError, OSError) as error:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"{error}: nothing was done, since the rules of this node are in that file",
+                f"{error}: nothing was done, because the rules of this node are in that file",
             ) from None
 
     return read
 
 
 def load(path: Path) -> Policy:
-    """The rules in that file; the defaults if it is missing. Raises DocumentError, OSError."""
+    """Read the rules in that file. Returns the defaults if it is missing. Raises DocumentError,
+    OSError.
+    """
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -63,7 +65,7 @@ def load(path: Path) -> Policy:
 
 
 def of(part: object, name: str) -> Policy:
-    """The rules in the part `policy` of the file `name`. Raises DocumentError."""
+    """Parse the rules in the section `policy` of the file `name`. Raises DocumentError."""
     where = f"{name}: {PART}"
     values = documents.fields(part, SHAPES, where)
     rules = document.rules_of(values.pop("rules", None), f"{where}.rules")

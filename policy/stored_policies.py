@@ -1,8 +1,8 @@
-"""The cluster's policies as this node's agent last saw them: a file in the state directory.
+"""The file with the cluster's policies that this node's agent read last.
 
-The agent writes it when they change. It is used while the API server does not answer, by a new
-agent and by a process for one call without an agent. Without the file the rules are unknown, so no
-pod is attached: the runtime tries again.
+The agent writes the file when the policies change. A new agent reads the file while the API server
+does not answer. A process that runs one call without an agent also reads it. Without the file the
+rules are unknown, so each ADD fails and the runtime tries again.
 """
 
 import zlib
@@ -25,7 +25,7 @@ KIND = "FabricPolicy"
 
 
 class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A FabricPolicy in its last readable form. `rules` is its `spec.rules`."""
+    """A FabricPolicy. `rules` is its undecoded `spec.rules`."""
 
     name: str
     uid: str
@@ -34,14 +34,16 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def read(self) -> tuple[Rule, ...]:
-        """The typed rules. Raises DocumentError."""
+        """The decoded rules. Raises DocumentError."""
         return document.rules_of(self.rules, f"{KIND} {self.name}: spec.rules", self.name)
 
 
 def closed(policy: StoredPolicy) -> StoredPolicy:
-    """A policy with unreadable rules, reduced to their subjects: it allows their pods nothing.
-    Otherwise the node's rule for all other pods would apply to these pods. Rules with unreadable
-    subjects are for all pods."""
+    """Reduce a policy with unreadable rules to the subjects of the rules.
+
+    The result allows nothing for the subjects' pods. Without it, the node's rule for all other pods
+    would apply to these pods. If the subjects are unreadable, the result is for all pods.
+    """
     try:
         rules = [
             {"name": f"unreadable-{index}", "subjects": rule["subjects"]}
@@ -54,7 +56,9 @@ def closed(policy: StoredPolicy) -> StoredPolicy:
 
 
 class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All policies by name, and the labels of all namespaces; `None` if no rule uses labels."""
+    """All policies, and the labels of all namespaces. `namespaces` is `None` if no rule uses
+    labels.
+    """
 
     policies: tuple[StoredPolicy, ...]
     namespaces: dict[str, dict[str, str]] | None
@@ -73,18 +77,18 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 Present = Callable[[], ClusterPolicies]
-"""Returns the active policies. Raises CNIError 11 if none were ever seen."""
+"""Returns the active policies. Raises CNIError 11 if this node has never read the policies."""
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """The file: the policies, and the checksum of their text."""
+    """The content of the file: the policies, and the checksum of their text."""
 
     crc32: str
     policies: msgspec.Raw
 
 
 def joined(node: rules.Source, cluster: Present) -> rules.Source:
-    """The rules of the node, followed by those of the cluster if the node follows them."""
+    """A source of the node's rules, followed by the cluster's rules if `policy.cluster` is true."""
 
     def source() -> Policy:
         own = node()
@@ -98,12 +102,12 @@ def joined(node: rules.Source, cluster: Present) -> rules.Source:
 
 
 def on_node(paths: Paths) -> rules.Source:
-    """The rules by the files of a node, which are read at each call."""
+    """A source of the rules in the files of a node. It reads the files at each call."""
     return joined(rules.on_node(paths.config), lambda: load(paths.cluster_policies))
 
 
 def load(path: Path) -> ClusterPolicies:
-    """The policies that the agent last saw. CNIError 11 if the file is missing or damaged."""
+    """Read the policies in the file. Raises CNIError 11 if the file is missing or damaged."""
     try:
         return decode(read(str(path)))
     except FileNotFoundError:
@@ -116,14 +120,14 @@ def load(path: Path) -> ClusterPolicies:
 
 
 def save(path: Path, policies: ClusterPolicies) -> None:
-    """Replace the file, durably. Raises OSError."""
+    """Replace the file. The new file survives a power cut. Raises OSError."""
     text = msgspec.json.encode(policies)
     content = _Content(f"{zlib.crc32(text):08x}", msgspec.Raw(text))
     write_atomically(path, msgspec.json.encode(content))
 
 
 def decode(content: bytes) -> ClusterPolicies:
-    """The policies in the file's content, with readable rules. Raises DocumentError."""
+    """Decode the file's content. Raises DocumentError, also if a rule is unreadable."""
     try:
         file = decoding.decode(content, _Content)
         if file.crc32 != f"{zlib.crc32(bytes(file.policies)):08x}":
@@ -131,5 +135,5 @@ def decode(content: bytes) -> ClusterPolicies:
         policies = decoding.decode(file.policies, ClusterPolicies)
     except msgspec.MsgspecError as error:
         raise DocumentError(str(error)) from None
-    _ = policies.rules  # decodes them
+    _ = policies.rules  # raises DocumentError for an unreadable rule
     return policies

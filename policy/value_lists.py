@@ -1,7 +1,7 @@
-"""Lists of values in a rule.
+"""Parses the lists of values in a rule.
 
-An item is a value, a range "a-b" of numbers, P_Keys, GUIDs or MACs, or a pattern of names, in which
-"*" is any text and "?" any character. "*" alone allows every value.
+An item is a value, a range "a-b" (of numbers, VLANs, P_Keys, GUIDs or MACs), or a pattern of names.
+In a pattern "*" matches any text and "?" any character. The item "*" alone allows every value.
 """
 
 import re
@@ -22,12 +22,14 @@ LONGEST = 256  # characters of an item
 
 Kind = Literal["number", "switch", "pkey", "vlan", "guid", "mac", "network", "name", "directory"]
 Span = tuple[int, int]
-_MAPPED = 0xFFFF << 32  # IPv4 in its IPv4-mapped place, as in ipam.addresses
+_MAPPED = 0xFFFF << 32  # the first IPv4-mapped address, as in ipam.addresses
 
 
 class Values(msgspec.Struct, frozen=True):
-    """The allowed values of a list: numbers within one of the spans, and texts that match one of
-    the names. Addresses, GUIDs, MACs and booleans are numbers here, directories are names."""
+    """The allowed values of a list: numbers in one of `spans`, and texts that match one of `names`.
+
+    Addresses, GUIDs, MACs and booleans are numbers here. Directories are names.
+    """
 
     any: bool = False
     spans: tuple[Span, ...] = ()
@@ -42,7 +44,7 @@ class Values(msgspec.Struct, frozen=True):
         return any(first <= value <= last for first, last in self.spans)
 
     def allows_all(self, first: int, last: int) -> bool:
-        """Whether all numbers from `first` to `last` are in one span."""
+        """Whether one span contains all numbers from `first` to `last`."""
         return self.any or any(low <= first and last <= high for low, high in self.spans)
 
 
@@ -51,7 +53,7 @@ EVERYTHING = Values(any=True)
 
 
 def read(items: object, kind: Kind, where: str) -> Values:
-    """The values of a list in a document. Raises DocumentError that names the unreadable item."""
+    """Parse a list in a document. Raises DocumentError, which names the unreadable item."""
     listed = documents.convert(items, list[object], where)
     if len(listed) > ITEMS:
         raise DocumentError(
@@ -72,13 +74,13 @@ def read(items: object, kind: Kind, where: str) -> Values:
 
 
 def one(item: object, kind: Kind, where: str) -> Span | str:
-    """One item: a span of numbers, or a name. Raises DocumentError."""
-    # In Python a boolean is an int.
+    """Parse one item into a span of numbers or a name. Raises DocumentError."""
+    # In Python a boolean is also an int.
     if kind == "switch" and isinstance(item, bool):
         return (int(item), int(item))
     if isinstance(item, bool) or not isinstance(item, int | str) or kind == "switch":
         raise DocumentError(f"{where}: {documents.shown(item)}: {_EXPECTED[kind]}")
-    # A P_Key as text with four digits may be hexadecimal.
+    # `read_pkey` refuses a text of four digits, so a number gets the prefix 0x.
     text = f"{item:#x}" if kind == "pkey" and isinstance(item, int) else str(item)
     if not 0 < len(text) <= LONGEST:
         raise DocumentError(f"{where}: {documents.shown(item)}: expected 1 to {LONGEST} characters")
@@ -94,12 +96,12 @@ def one(item: object, kind: Kind, where: str) -> Span | str:
 
 
 def fits(pattern: str, text: str) -> bool:
-    """Whether a text matches a pattern, in which "*" is any text and "?" is any character."""
+    """Whether the text matches the pattern ("*" matches any text, "?" any character)."""
     return pattern == text or fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """The sorted spans, with overlapping and touching ones joined."""
+    """The sorted spans. Spans that overlap or touch are joined."""
     merged: list[Span] = []
     for first, last in sorted(spans):
         if merged and first <= merged[-1][1] + 1:
@@ -113,7 +115,7 @@ def _span(text: str, number: Callable[[str], int]) -> Span:
     first, dash, last = text.partition("-")
     span = (number(first.strip()), number((last if dash else first).strip()))
     if span[0] > span[1]:
-        raise ValueError("ends before it begins: write the smaller one first")
+        raise ValueError("ends before it begins: write the smaller value first")
     return span
 
 
@@ -133,13 +135,15 @@ def _vlan(text: str) -> int:
 def _network(text: str) -> Span:
     found = network(text if "/" in text else f"{text}/{128 if ':' in text else 32}")
     if found.ip != found.network:
-        raise ValueError(f"has bits of a host: write {found.cidr}")
+        raise ValueError(f"has bits of a host address: write {found.cidr}")
     mapped = found.ipv6()
     return mapped.first, mapped.last
 
 
 def _without_ipv4(span: Span) -> list[Span]:
-    """An IPv6 network without its IPv4-mapped part: "::/0" allows no IPv4 address."""
+    """Remove the IPv4-mapped part from an IPv6 network, so that "::/0" does not allow IPv4
+    addresses.
+    """
     first, last = span
     behind = _MAPPED + (1 << 32)
     if first >= _MAPPED or last < _MAPPED:

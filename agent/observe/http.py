@@ -1,9 +1,8 @@
-"""/metrics, /healthz, /readyz and /removed, on a loopback address or a unix socket.
+"""Serves /metrics, /healthz, /readyz and /removed, at a loopback address or a unix socket.
 
 Any process of the node may be a client. So this server limits the size and the time of a request,
-the number of clients, and the number of scrapes at a time. When all places are taken, the next
-client replaces the one that has waited longest without sending its request. A connection serves one
-request.
+the number of clients, and the number of scrapes at a time. When all places are taken, the server
+drops the client that has been connected longest without a request. A connection serves one request.
 """
 
 import logging
@@ -23,23 +22,23 @@ from typing import Any
 from agent.settings import listen_address
 from base import unix_socket
 
-MAX_REQUEST = 8 << 10  # bytes; Prometheus sends some 300
+MAX_REQUEST = 8 << 10  # bytes; Prometheus sends about 300
 REQUEST_TIME = 3.0  # seconds for a whole request
 ANSWER_TIME = 5.0  # seconds for the client to read its answer
 MAX_CLIENTS = 16
 MAX_SCRAPES = 4  # the other places are for health checks
 
-State = Callable[[], tuple[bool, str]]  # whether it is good, and a line of text about it
+State = Callable[[], tuple[bool, str]]  # whether the state is good, and a line of text
 
 _log = logging.getLogger(__name__)
 
 
 class Endpoint(ThreadingMixIn, TCPServer):
-    """Serves at `listen` (see `agent.settings.listen_address`), a thread for each client.
+    """Serves at `listen` (see `agent.settings.listen_address`), with a thread for each client.
 
-    Port 0 is any free port; `address` has the chosen one. Without an `exposition` there is no
-    /metrics. Then any address of the machine is allowed, because the states are no secret. Raises
-    OSError if it cannot listen.
+    Port 0 is any free port; `address` has the chosen port. Without an `exposition` there is no
+    /metrics. Then `listen` may be any address of the machine, because the states are not secret.
+    Raises OSError if it cannot listen.
     """
 
     allow_reuse_address = True
@@ -78,15 +77,15 @@ class Endpoint(ThreadingMixIn, TCPServer):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def close(self) -> None:
-        """Stop listening. Does not wait for answers that are being sent."""
+        """Stop listening. Does not wait until running answers are sent."""
         if self._closing:
             return
         self._closing = True
-        with suppress(OSError):  # wakes the thread, which would look at `shutdown` later
+        with suppress(OSError):  # wakes the thread, so that `shutdown` ends soon
             self.socket.shutdown(socket.SHUT_RDWR)
         self.shutdown()
         if isinstance(self._listen, Path):
-            self._listen.unlink(missing_ok=True)  # before another process can listen there
+            self._listen.unlink(missing_ok=True)  # now, before another process listens there
         self.server_close()
         self._drop_silent(MAX_CLIENTS)
 
@@ -104,7 +103,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
             client, address = super().get_request()
         except OSError as error:
             if not self._closing and not isinstance(error, BlockingIOError):
-                _log.warning("metrics and health: accepting a connection: %s", error.strerror)
+                _log.warning("metrics and health: cannot accept a connection: %s", error.strerror)
                 time.sleep(0.2)  # no descriptor is left
             raise
         while not self._places.acquire(timeout=0.01):
@@ -117,7 +116,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         return client, address
 
     def has_asked(self, client: socket.socket) -> None:
-        """Keep this client from now on, because its request has come."""
+        """Note that the client's request has come, so that the server does not drop the client."""
         with self._lock:
             self._silent.pop(client, None)
 
@@ -151,7 +150,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
             self._scrapes.release()
 
     def _drop_silent(self, count: int) -> None:
-        """Shut down the clients that have waited longest without sending their request."""
+        """Shut down the `count` clients that have been connected longest without a request."""
         with self._lock:
             for client in list(self._silent)[:count]:
                 del self._silent[client]
@@ -161,7 +160,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
 
 class _HttpRequest(BaseHTTPRequestHandler):
     server: Endpoint
-    default_request_version = "HTTP/1.0"  # an answer without a status line is none
+    default_request_version = "HTTP/1.0"  # otherwise an answer would have no status line
     error_message_format = "%(message)s\n"
     error_content_type = "text/plain; charset=utf-8"
 
@@ -176,7 +175,7 @@ class _HttpRequest(BaseHTTPRequestHandler):
         version = " version=0.0.4;" if path == "/metrics" else ""
         try:
             status, text = self.server.answer(path)
-        except Exception:  # noqa: BLE001 - the outermost edge: the client must get an answer
+        except Exception:  # noqa: BLE001 - the client must get an answer
             _log.exception("answering %s", path)
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             text = b"the agent failed: see its log\n"
@@ -191,7 +190,7 @@ class _HttpRequest(BaseHTTPRequestHandler):
 
 
 def _received(client: socket.socket) -> bytes:
-    """The head of a request; b"", which gets no answer, if it is too slow or too long."""
+    """The head of a request. Returns b"" if the head is too slow or too long."""
     end = time.monotonic() + REQUEST_TIME
     head = b""
     with suppress(OSError):

@@ -3,8 +3,8 @@
     2026-01-02T03:04:05.678Z INFO done in 3.1 ms  plugin=ipoib verb=ADD attachment=net/cid/eth0
     {"time": "2026-01-02T03:04:05.678Z", "level": "info", "message": "done in 3.1 ms", ...}
 
-Text from a pod or a client cannot forge a line: unprintable characters are escaped, and a
-traceback's lines are indented. Such text cannot forge a field either: two spaces in a row occur
+Text from a pod or a client cannot forge a line, because unprintable characters are escaped and the
+lines of a traceback are indented. Such text cannot forge a field, because two spaces in a row occur
 only before the fields. Long texts are cut.
 """
 
@@ -42,7 +42,7 @@ def fields(**values: object) -> Bound[None, Mapping[str, object]]:
 
 
 def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
-    """The log fields of a call, as the client sent them, each cut to MAX_FIELD."""
+    """The log fields of a call, as the client sent them, each cut to MAX_FIELD characters."""
     environ = request.environ
     return {
         "request": number,
@@ -55,10 +55,10 @@ def of_call(request: LauncherRequest, number: int) -> dict[str, object]:
 
 
 def configure(settings: Settings) -> None:
-    """Set format and level. Called again when the settings change."""
+    """Set format and level. The agent calls this again when the settings change."""
     logging.captureWarnings(True)
-    logging.raiseExceptions = False  # a log that cannot be written must not end a call
-    # No line has these, and finding them takes a third of a line's cost (logging's HOWTO).
+    logging.raiseExceptions = False  # a failed write of the log must not end a call
+    # No line shows these fields, and they take a third of a line's time (logging's HOWTO).
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
@@ -73,7 +73,7 @@ def configure(settings: Settings) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # no parameters at run time
-    """Marks our handler."""
+    """The agent's handler, so that `configure` finds it again."""
 
 
 class _Text(logging.Formatter):
@@ -119,7 +119,7 @@ def _text_fields(current: dict[str, object]) -> str:
     return "  " + " ".join(pairs) if pairs else ""
 
 
-_PLAIN = re.compile(r"[!#-<>-\[\]-~]*")  # ASCII that is printable, without ' "=\\'
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]*")  # printable ASCII without space, quote, "=" and backslash
 
 
 def _quoted(value: str) -> str:
@@ -134,7 +134,7 @@ def _quoted(value: str) -> str:
 def _message(record: logging.LogRecord) -> str:
     try:
         message = record.getMessage().rstrip()
-    except (TypeError, ValueError):  # a library's mistake: log the parts
+    except (TypeError, ValueError):  # a library's format and arguments differ: log both
         message = f"{record.msg} {record.args}"
     return without_middle(message, MAX_MESSAGE)
 

@@ -1,9 +1,9 @@
 """Counts calls, refusals and sweeps for Prometheus, and collects the metrics of other sources.
 
-A label's value is one of a known set or "other", so that no client can create endless series.
+A label's value is from a known set or "other", so that no client can create endless series.
 
-A pod in the host's network may read the metrics, so they name no network and no range of a tenant.
-Metrics of each range appear only on a unix socket, which only root can open.
+A pod in the host's network may read the metrics. So the metrics do not name a network or a range of
+a tenant. Only a unix socket, which only root can open, serves the metrics of each range.
 """
 
 import threading
@@ -39,14 +39,14 @@ _OTHER = "other"
 
 
 class Metrics:
-    """The agent's counters, and the sources of each scrape.
+    """The agent's counters, and the sources that each scrape reads.
 
     Args:
-        plugins: the names that may be a label.
-        usage: returns how many addresses of each range are used and free.
-        attachments: returns how many journal entries there are by plugin and phase; the plugin
-            of a damaged entry is "".
-        by_range: show each range, to a reader who may see the tenants' networks and ranges.
+        plugins: the names that a label may have.
+        usage: returns the number of used and free addresses of each range.
+        attachments: returns the number of journal entries, by plugin and phase. The plugin of a
+            damaged entry is "".
+        by_range: add the metrics of each range, for readers who may see the tenants' networks.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Metrics:
             Gauge(f"podfabric_{name}", text, registry=self._registry).set_function(value)
 
     def observe(self, plugin: str, verb: str, code: int, seconds: float) -> None:
-        """Count a call that ended with this CNI error code, 0 for success."""
+        """Count a call that ended with this CNI error code (0 for success)."""
         plugin, verb = _bounded(plugin, self._plugins), _bounded(verb, VERBS)
         label = str(int(code)) if code in _CODES else _OTHER
         self._requests.labels(plugin, verb, label).inc()
@@ -136,7 +136,7 @@ class Metrics:
 
 
 class Lasting:
-    """Makes an exposition at most once in `seconds`."""
+    """Calls `make` at most once in `seconds`. Until then returns the last exposition."""
 
     def __init__(self, make: Callable[[], bytes], seconds: float = 1.0) -> None:
         self._make = make
@@ -170,7 +170,7 @@ def _addresses(ranges: Collection[RangeUsage], *, by_range: bool) -> Sequence[Me
     by_state: Tally[tuple[str, str, str]] = Tally()
     for usage in ranges:
         family = "ipv6" if ":" in usage.range else "ipv4"
-        # Undecodable bytes of a configuration, as surrogates, would end the whole scrape.
+        # A surrogate from undecodable bytes of a configuration would end the whole scrape.
         domain, range_ = (
             text.encode(errors="replace").decode() for text in (usage.domain, usage.range)
         )
@@ -235,7 +235,7 @@ def mistakes(sections: Mapping[str, bool]) -> Metric:
 
 
 def installed_version() -> str:
-    """The version of the installed podfabric; "unknown" in a checkout."""
+    """The version of the installed podfabric, or "unknown" in a checkout."""
     try:
         return version("podfabric")
     except PackageNotFoundError:

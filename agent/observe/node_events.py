@@ -1,7 +1,7 @@
-"""Events that an agent writes on its Node and on pods, besides those of leases and policies.
+"""Writes events of an agent on its Node and on pods. Leases and policies write their own events.
 
-They need the Kubernetes API; without it only the log has them. The client is loaded for the first
-event: it costs 20 MB, and most agents never need it.
+Without the Kubernetes API, only the log has the incidents. The first event loads the client of the
+API, because the client costs 20 MB and most agents never need it.
 """
 
 import logging
@@ -34,9 +34,9 @@ Write = Callable[["PendingEvents"], object]
 
 
 class AgentEvents(StepThread):
-    """Writes events, each once, in a thread that begins with the first. Any thread may use it.
+    """Writes each event once, in a thread that the first event starts. Any thread may use it.
 
-    `api` makes the client, or returns `None` without an API server.
+    `api` returns a client, or `None` without an API server.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class AgentEvents(StepThread):
         self._environ = environ
         self._api = api
         self._waiting: deque[Write] = deque()
-        self._lock = threading.Lock()  # of the thread's start
+        self._lock = threading.Lock()  # held while the thread is started
         self._events: PendingEvents | None = None
 
     def of_gpu(self, incident: "OverUse | Refusal") -> None:
-        """Write an event on a pod that uses too much of a GPU, or whose process was refused.
+        """Write an event on a pod that uses too much memory of a GPU, or whose process was refused.
 
-        A pod gets one event for over-use, one when its processes are killed, and one for each
-        reason of a refusal.
+        A pod gets one event for over-use, one event when its processes are killed, and one event
+        for each reason of a refusal.
         """
 
         def write(events: "PendingEvents") -> None:
@@ -75,11 +75,13 @@ class AgentEvents(StepThread):
         self._put(write)
 
     def of_node(self, reason: str, message: str) -> None:
-        """An event on this node. Without a token, nothing is written."""
+        """Write an event on this node. Does nothing without a kubeconfig and a service account's
+        token.
+        """
         name = self._environ.get(leasing.NODE_NAME, "")
         if not name or (leasing.KUBECONFIG not in self._environ and not TOKEN.exists()):
             return
-        # A kubelet's events have the node's name as its uid, and `kubectl describe` looks for it.
+        # The kubelet writes the node's name as the uid, and `kubectl describe` searches for it.
         node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
         self._put(lambda events: events.add(reason, message, node, message))
 
@@ -107,7 +109,7 @@ class AgentEvents(StepThread):
         if IN_CLUSTER not in self._environ and leasing.KUBECONFIG not in self._environ:
             return
         if len(self._waiting) >= _MOST_WAITING:
-            _log.warning("too many events wait: one is not written")
+            _log.warning("too many events wait: the newest event is not written")
             return
         self._waiting.append(write)
         with self._lock:

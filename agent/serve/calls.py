@@ -1,4 +1,4 @@
-"""Runs a call: from the request to its plugin and to the answer's frame."""
+"""Runs a call: passes the request to its plugin, and returns the answer's frame."""
 
 import json
 import logging
@@ -16,9 +16,9 @@ from cni.spec.notes import collected
 from cni.spec.plugin import Plugin
 from cni.spec.request import Request
 
-Loader = Callable[[Mapping[str, str]], Plugin]  # the plugin for a call with that environment
+Loader = Callable[[Mapping[str, str]], Plugin]  # the plugin for a call, by its environment
 
-MAX_LINES = 50  # of a call's notes, in the log
+MAX_LINES = 50  # of a call's notes that the log gets
 MAX_TEXT = 4096
 
 _LEAVING = {"ADD": Code.TRY_AGAIN, "STATUS": Code.UNAVAILABLE}
@@ -31,10 +31,11 @@ _log = logging.getLogger(__name__)
 
 
 class Calls:
-    """Runs calls of the agent's plugins, which have the names of their executables.
+    """Runs the calls of the agent's plugins. `plugins` has each plugin by the name of its
+    executable.
 
-    `observe` counts a call: its plugin, verb, CNI code (0 for success), and seconds. With
-    `until_empty` nothing is attached. `failed` is called with a plugin's error.
+    `observe` counts a call. Its arguments are the plugin, the verb, the CNI code (0 for success),
+    and the seconds. If `until_empty`, each ADD fails. `failed` gets the error of a plugin.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Calls:
         self._refused = _LEAVING if until_empty else {}
 
     def call(self, request: framing.LauncherRequest, netns: int | None, call: Call) -> bytes:
-        """The answer's frame: always a result or a CNI error."""
+        """Run the call and return the answer's frame, with a result or a CNI error."""
         verb = request.environ.get("CNI_COMMAND", "")
         started = time.monotonic()
         with collected() as notes, interrupts.serving(call):

@@ -1,10 +1,11 @@
-"""A launcher's connection: it sends a request and gets one answer.
+"""The connection of a launcher, which sends one request and gets one answer.
 
-The server's thread reads the request and closes the connection. A worker answers. After a deadline
-the server answers, and the worker's later answer is dropped.
+The server's thread reads the request, a worker answers, and the server's thread closes the
+connection. After a deadline the server's thread answers, and the worker's later answer is dropped.
 
-A small request is read at once. A large request first waits until `Room`, the memory for all large
-requests, has space. Then its buffer is made and the rest is read.
+The thread reads a small request at once. A large request first waits for memory in `Room`, which
+limits the memory of all large requests. Then the thread makes a buffer and reads the rest of the
+request.
 """
 
 import os
@@ -24,27 +25,27 @@ from base.interrupts import Call
 from cni.spec.dispatch import CLEANING_UP
 
 SMALL = 8 << 10  # bytes; nearly every request is smaller
-SETTLE = 1.0  # seconds for the calls' threads to free their objects
+SETTLE = 1.0  # seconds that the threads of calls need to free their objects
 _UCRED = struct.Struct("3i")
 
 
 class Lost(Exception):
-    """A part of a request was lost. The text names the part."""
+    """A part of a request was lost. The text names the part and the reason."""
 
 
 class ConfigTooLarge(Exception):
-    """A configuration that is too large for its verb. The text is for the client."""
+    """The configuration is too large for its verb. The text is for the client."""
 
 
 class ConnectionState(Enum):
     READING = 1
-    WAITING = 2  # for room for the rest of the request
+    WAITING = 2  # for memory for the rest of the request
     CALLED = 3  # the request is complete, and a worker has it or will get it
     ANSWERED = 4
 
 
 class LauncherConnection:
-    """A launcher that has connected. Its present state ends at `deadline` (monotonic)."""
+    """The connection of one launcher. Its present state must end by `deadline` (monotonic)."""
 
     def __init__(self, peer: socket.socket, number: int, deadline: float) -> None:
         peer.setblocking(False)
@@ -78,11 +79,12 @@ class LauncherConnection:
         return uid
 
     def receive(self, max_config: int) -> LauncherRequest | None:
-        """Read the bytes that have come; return the request once it is complete.
+        """Read the bytes that have arrived. Returns the request once it is complete, otherwise
+        `None`.
 
-        Raises EOFError if the client is gone, BadFrame for bytes that no launcher sends, Lost if
-        the kernel dropped the descriptor, ConfigTooLarge for a configuration above `max_config`
-        bytes unless the verb cleans up.
+        Raises EOFError if the client is gone, and BadFrame for bytes that no launcher sends. Raises
+        Lost if the kernel dropped the descriptor. Raises ConfigTooLarge if the configuration has
+        more than `max_config` bytes and the verb is not DEL or GC.
         """
         try:
             with memoryview(self._buffer) as buffer:
@@ -95,7 +97,7 @@ class LauncherConnection:
             raise EOFError(str(error)) from None
         self._keep_descriptor(ancillary)
         if flags & socket.MSG_CTRUNC and self._netns is None:
-            raise Lost("the pod's namespace was lost on the way: the agent has too many files open")
+            raise Lost("the agent cannot receive CNI_NETNS: it has too many files open")
         if not count:
             raise EOFError
         self._received += count
@@ -116,13 +118,15 @@ class LauncherConnection:
 
     @property
     def lacking(self) -> int:
-        """The size of the buffer that the request still needs; 0 if it has one."""
+        """The size of the buffer that the request needs. It is 0 if the present buffer is large
+        enough.
+        """
         if self._header is None or self._header.total < len(self._buffer):
             return 0
         return self._header.total + 1
 
     def wait(self, deadline: float) -> None:
-        """Read no more of the request until there is room for it."""
+        """Wait for memory. The caller reads the rest of the request after `make_buffer`."""
         self.state, self.deadline = ConnectionState.WAITING, deadline
 
     def make_buffer(self, deadline: float) -> None:
@@ -145,14 +149,15 @@ class LauncherConnection:
         self._buffer, self._received = bytearray(), 0
 
     def called(self, request: LauncherRequest, call: Call, deadline: float) -> None:
-        """The request is complete; `call` can end it."""
+        """Keep the complete request for a worker. `call` can end the call."""
         self._request = request
         self.call, self.state, self.deadline = call, ConnectionState.CALLED, deadline
 
     def begin(self) -> tuple[LauncherRequest, Call, int | None] | None:
-        """Give the call to a worker, with the namespace, which the worker closes.
+        """Return the request, its call, and the descriptor of the network namespace, which the
+        worker closes.
 
-        Returns `None` if the call has an answer already, or if the client has gone.
+        Returns `None` if the client already has an answer or is gone.
         """
         with self._lock:
             request, self._request = self._request, None
@@ -164,9 +169,9 @@ class LauncherConnection:
             return request, self.call, netns
 
     def gone(self) -> bool:
-        """Ask the kernel whether the client has hung up; from any thread.
+        """Ask the kernel whether the client has hung up. Any thread may call this.
 
-        The server's thread may notice it later.
+        The server's thread may notice the end of the connection later than this function.
         """
         with self._lock:
             return self._gone()
@@ -179,12 +184,12 @@ class LauncherConnection:
         *,
         unless_begun: bool = False,
     ) -> bool:
-        """Send the answer; False if an answer was sent before.
+        """Send the answer. Returns False if an answer was sent before.
 
         Args:
-            patience: seconds for the client to read it.
-            wait_for_room: called if the answer does not fit the socket's buffer; `flush` sends
-                the rest.
+            patience: seconds for the client to read the answer.
+            wait_for_room: called if the answer does not fit the socket's buffer. `flush` sends the
+                rest.
             unless_begun: do nothing, and return False, if a worker has begun the call.
         """
         with self._lock:
@@ -206,16 +211,16 @@ class LauncherConnection:
             return not self.unsent
 
     def stop_reading(self) -> None:
-        """Let the client's next send fail, so that the client reads its answer."""
+        """Make the client's next send fail, so that the client reads its answer."""
         self._drop_buffer()
         with suppress(OSError):
             self._peer.shutdown(socket.SHUT_RD)
 
     def close(self, unregister: Callable[["LauncherConnection"], object]) -> None:
-        """Close the connection and free everything; for the server's thread.
+        """Close the connection and free everything. Only the server's thread may call this.
 
-        `unregister` removes it from the server's epoll set. close(2) does that only for the last
-        copy of an open file, and an executable that a worker starts at this moment has a copy.
+        `unregister` removes the socket from the server's epoll set. close(2) alone does not remove
+        it while a process that a worker has just started has a copy of the descriptor.
         """
         with self._lock:
             self._closed = True
@@ -252,9 +257,9 @@ class LauncherConnection:
 
 
 class Room:
-    """Gives bytes of memory to large requests, `size` in all, from any thread.
+    """Gives memory to large requests, at most `size` bytes in all. Any thread may use it.
 
-    Requests without room wait in their order. No request may ask for more than `size`.
+    Requests without memory wait in their order. No request may ask for more than `size` bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -265,9 +270,9 @@ class Room:
         self._waiting: deque[tuple[LauncherConnection, int]] = deque()
 
     def take(self, who: LauncherConnection, size: int) -> bool:
-        """Whether `who` gets its memory now.
+        """Give `who` its memory if enough is free. Returns whether `who` has the memory.
 
-        If not, the request waits until `admitted` returns it.
+        Otherwise the request waits until `admitted` returns it.
         """
         with self._lock:
             if self._waiting or size > self._free:
@@ -277,7 +282,9 @@ class Room:
             return True
 
     def admitted(self) -> list[LauncherConnection]:
-        """Give free memory to waiting requests, in their order. Returns these requests."""
+        """Give free memory to waiting requests, in their order. Returns the requests with new
+        memory.
+        """
         admitted: list[LauncherConnection] = []
         if not self._waiting:  # nearly always
             return admitted

@@ -5,18 +5,18 @@ All integers are unsigned, 32 bits, most significant byte first. The launcher se
     "pfq1"  name length  environment length  configuration length  errno of standard input
     name    environment  configuration
 
-where `name` is what the executable was started as, the environment is `NAME=value` with a NUL
-after each, and the configuration is all of standard input (errno 0), or what could be read of it.
-At most one descriptor comes with the first byte: CNI_NETNS, opened where the runtime sees it. The
-launcher keeps its side open until it has the answer: an end of file means that it is gone. The
-agent answers
+where `name` is the name of the started executable. The environment is a list of `NAME=value`, with
+a NUL after each. The configuration is the launcher's standard input. If the launcher cannot read
+all of its input, it sends the errno of the failed read. The launcher sends at most one descriptor,
+with the first byte: the file that CNI_NETNS names. The launcher keeps its side open until it has
+the answer. So an end of file means that the launcher is gone. The agent answers
 
     "pfa1"  status  exit code  standard error length  standard output length
     standard error  standard output
 
-with status 0; or with status 1 if the call was not begun: then standard output has the CNI error.
-Status 2 means the same, and that this agent is ending: the next agent may do the call.
-`cni/launcher/launcher.c` is the other side.
+with status 0 after a call. With status 1 the agent did not begin the call, and standard output has
+a CNI error. Status 2 means the same, and that this agent is ending: the next agent may run the
+call. `cni/launcher/launcher.c` is the launcher.
 """
 
 import struct
@@ -38,7 +38,7 @@ class BadFrame(Exception):
 
 
 class RequestHeader(msgspec.Struct, frozen=True):
-    """The lengths of a request's parts, in bytes, within their limits."""
+    """The lengths of a request's parts, in bytes. `read_header` has checked their limits."""
 
     name: int
     environ: int
@@ -64,10 +64,10 @@ class LauncherRequest(msgspec.Struct, frozen=True):
 
 
 def read_header(head: bytes) -> RequestHeader:
-    """The header from its 20 bytes. Raises BadFrame."""
+    """Decode the 20 bytes of a header. Raises BadFrame."""
     magic, name, environ, config, stdin_errno = HEADER.unpack(head)
     if magic != REQUEST_MAGIC:
-        raise BadFrame(f"it begins with {magic!r} and not with {REQUEST_MAGIC!r}")
+        raise BadFrame(f"it begins with {magic!r} instead of {REQUEST_MAGIC!r}")
     for what, length, limit in (
         ("name", name, MAX_NAME),
         ("environment", environ, MAX_ENVIRON),
@@ -79,12 +79,14 @@ def read_header(head: bytes) -> RequestHeader:
 
 
 def read_environ(header: RequestHeader, body: bytes | memoryview) -> dict[str, str]:
-    """The environment, from at least all bytes between header and configuration."""
+    """The environment of the request. `body` begins after the header, and may end before the
+    configuration ends.
+    """
     pairs = str(body[header.name : header.before_config], "utf-8", "surrogateescape").split("\0")
     environ: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if equals and name not in environ:  # the first of two counts, as for getenv(3)
+        if equals and name not in environ:  # the first of two equal names counts, as for getenv(3)
             environ[name] = value
     return environ
 
@@ -100,7 +102,7 @@ def read_request(header: RequestHeader, body: bytes | memoryview) -> LauncherReq
 
 
 def write_answer(status: int, exit_code: int, stderr: bytes, stdout: bytes) -> bytes:
-    """The bytes of an answer. Only the end of a standard error that is too long is sent."""
+    """The bytes of an answer. A standard error above MAX_STDERR bytes loses its beginning."""
     stderr = stderr[-MAX_STDERR:]
     head = HEADER.pack(ANSWER_MAGIC, status, exit_code, len(stderr), len(stdout))
     return head + stderr + stdout

@@ -1,10 +1,11 @@
-"""The launchers' socket. One thread accepts, reads, and notices clients that hang up.
+"""The server of the launchers' socket. One thread accepts clients, reads requests, and notices
+clients that hang up.
 
-Workers answer.
+Workers run the calls and send the answers.
 
-No client can occupy a worker: a worker gets only complete requests. An answer that the client does
-not read waits in this thread. When a client hangs up or its deadline passes, its call ends at its
-next `checkpoint` (`base.interrupts`).
+A slow client does not occupy a worker. A worker gets only complete requests, and this thread sends
+the rest of an answer that the client reads slowly. When a client hangs up or its deadline passes,
+its call ends at its next `checkpoint` (`base.interrupts`).
 """
 
 import gc
@@ -27,13 +28,13 @@ from base.interrupts import Call
 from cni.spec.dispatch import CLEANING_UP, error_document
 from cni.spec.errors import CNIError, Code
 
-RECEIVE_TIME = 10.0  # seconds for a whole request, which the launcher has complete
+RECEIVE_TIME = 10.0  # seconds for a whole request; the launcher has all of it before it connects
 READ_TIME = 10.0  # seconds for the client to read its answer and close
-OVERTIME = 5.0  # seconds for a call past its deadline to end
+OVERTIME = 5.0  # seconds that a call has to end after its deadline
 TICK = 0.25  # seconds between two checks of the deadlines
 BACKLOG = 1024
-STOPPING = "stopping", "the agent is stopping"  # the reason in metrics, and for the client
-ROOM = 48 << 20  # bytes for large requests, until their calls have ended
+STOPPING = "stopping", "the agent is stopping"  # for the metrics, and for the client
+ROOM = 48 << 20  # bytes for all large requests, until their calls have ended
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +42,11 @@ _log = logging.getLogger(__name__)
 class Server:
     """Serves `listener`, a listening unix socket, until `stop` is called.
 
-    `call` answers a request with a frame. `limits` may be replaced while the server runs.
+    `call` runs a request and returns the answer's frame. The caller may replace `limits` while the
+    server runs.
 
-    `refused` gets the reason of each refusal. `leave` is called when the server accepts no more
-    clients: from then on the next agent may listen, while this one finishes the running calls.
+    The server calls `refused` with the reason of each refusal. It calls `leave` when it accepts no
+    more clients. Then the next agent may listen, while this agent finishes the running calls.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Server:
         return time.monotonic() - self._last_tick < within
 
     def stop(self) -> None:
-        """Finish running calls, leave the waiting ones to the next agent, end `serve`.
+        """Finish the running calls, leave the waiting calls to the next agent, and end `serve`.
 
         Safe in a signal handler.
         """
@@ -101,7 +103,7 @@ class Server:
         self._accept_if_room()
         self._leave()
         for connection in list(self._connections.values()):
-            # A worker that comes to a refused call later skips it.
+            # A worker skips a refused call.
             if not connection.begun and connection.state is not ConnectionState.ANSWERED:
                 self._refuse(connection, *STOPPING)
         end = time.monotonic() + self.limits.grace
@@ -116,8 +118,8 @@ class Server:
         ):
             self._round()
         for connection in list(self._connections.values()):
-            if connection.begun:  # for the launcher an end of file means that no call runs
-                text = "the agent stopped before the call was done: call DEL, or this again"
+            if connection.begun:  # a launcher that gets no answer assumes that no call runs
+                text = "the agent stopped before the call was done: call DEL, or repeat the call"
                 self._fail(connection, Code.TRY_AGAIN, text)
             self._close(connection)
 
@@ -147,10 +149,10 @@ class Server:
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # gone already
+        except (BlockingIOError, ConnectionAbortedError):  # the client is gone already
             return
         except OSError as error:  # no descriptor or memory is left: accept again after a tick
-            _log.warning("accepting a connection: %s", error.strerror)
+            _log.warning("cannot accept a connection: %s", error.strerror)
             self._epoll.unregister(self._listener)
             self._accepting = False
             return
@@ -162,13 +164,19 @@ class Server:
         if uid != 0:
             self._refused("not_root")
             _log.warning("refused a connection of uid %d: the agent serves root only", uid)
-            self._fail(connection, Code.INVALID_ENVIRONMENT, f"the agent serves root, not {uid}")
+            self._fail(
+                connection,
+                Code.INVALID_ENVIRONMENT,
+                f"the agent serves only root, not the uid {uid}",
+            )
         else:
             self._receive(connection)
         self._accept_if_room()
 
     def _accept_if_room(self) -> None:
-        """Accept clients up to the limit, but none while stopping. More wait in the backlog."""
+        """Accept clients up to the limit, unless the server stops. Other clients wait in the
+        backlog.
+        """
         room = len(self._connections) < self.limits.connections and not self._stopping
         if room and not self._accepting:
             self._epoll.register(self._listener, select.EPOLLIN)
@@ -182,7 +190,7 @@ class Server:
             return
         if events & select.EPOLLOUT and connection.unsent and connection.flush():
             self._epoll.modify(connection, select.EPOLLRDHUP)
-        # Ask the kernel: the event may be about an earlier connection with this descriptor.
+        # The event may be about an earlier connection with the same descriptor, so ask the kernel.
         gone = events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
         if gone and connection.gone():
             self._hang_up(connection)
@@ -196,7 +204,9 @@ class Server:
         except BadFrame as bad:
             self._refused("bad_frame")
             _log.warning("refused a request that no launcher sends: %s", bad)
-            self._fail(connection, Code.DECODING_FAILURE, f"the agent cannot read this: {bad}")
+            self._fail(
+                connection, Code.DECODING_FAILURE, f"the agent cannot read the request: {bad}"
+            )
             return
         except ConfigTooLarge as large:
             self._refused("too_large")
@@ -220,7 +230,7 @@ class Server:
             Job(
                 lambda job: self._work(connection, job),
                 deadline + OVERTIME,
-                # The call may never end, and other requests need the room.
+                # A stuck call may never end, and other requests need its memory.
                 stuck=lambda: self._give_back(connection),
             )
         )
@@ -233,7 +243,7 @@ class Server:
             self._epoll.modify(connection, select.EPOLLRDHUP)
 
     def _give_back(self, connection: LauncherConnection) -> None:
-        """Free the room of a request, from any thread."""
+        """Free the memory of a request. Any thread may call this."""
         if self._room.give_back(connection):
             os.eventfd_write(self._wake, 1)
 
@@ -247,7 +257,7 @@ class Server:
         with fields(**job.about):
             try:
                 frame = self._call(request, netns, call)
-            except Exception as error:  # noqa: BLE001 - the outermost edge: a client gets an answer
+            except Exception as error:  # noqa: BLE001 - a client must get an answer
                 _log.exception("a call ended without an answer")
                 text = f"internal error of the agent: {type(error).__name__} (see its log)"
                 failure = CNIError(Code.INTERNAL, text)
@@ -259,7 +269,7 @@ class Server:
         self._answer(connection, frame)
 
     def _hang_up(self, connection: LauncherConnection) -> None:
-        """End the call of a client that has gone, if the call can still end."""
+        """End the call of a client that has gone, if the call can still be ended."""
         if connection.state is ConnectionState.CALLED and connection.call is not None:
             connection.call.end()
         self._close(connection)
@@ -273,15 +283,16 @@ class Server:
         elif not connection.begun:
             self._refuse(connection, "no_worker", "no worker was free within the deadline")
         elif connection.call.end():
-            self._fail(connection, Code.TRY_AGAIN, f"{self._late()}; what it did is being undone")
+            self._fail(connection, Code.TRY_AGAIN, f"{self._late()}; the agent undoes its work")
         elif connection.overtime:
-            self._fail(connection, Code.TRY_AGAIN, f"{self._late()}, and is still being done")
+            self._fail(connection, Code.TRY_AGAIN, f"{self._late()}; it still runs")
         else:
             connection.overtime = True
             connection.deadline = time.monotonic() + OVERTIME
 
     def _late(self) -> str:
-        return f"the call was not done within {self.limits.deadline:g} s: call DEL, or this again"
+        limit = f"{self.limits.deadline:g} s"
+        return f"the call was not done within {limit}: call DEL, or repeat the call"
 
     def _refuse(self, connection: LauncherConnection, reason: str, why: str) -> None:
         self._refused(reason)
@@ -297,7 +308,7 @@ class Server:
     def _answer(
         self, connection: LauncherConnection, frame: bytes, *, unless_begun: bool = False
     ) -> None:
-        """Send the answer, from any thread; epoll sets are thread-safe."""
+        """Send the answer. Any thread may call this, because epoll sets are thread-safe."""
         if connection.state in (ConnectionState.READING, ConnectionState.WAITING):
             connection.stop_reading()  # the request is not complete
             self._give_back(connection)
@@ -317,10 +328,10 @@ class Server:
 
 
 def _cost(size: int) -> int:
-    """Bytes of memory that a request of that size may need until its call has ended.
+    """The bytes of memory that a request of `size` bytes may need until its call has ended.
 
-    The configuration is copied and decoded into objects. The factor was measured with the most
-    expensive configurations.
+    The call copies the configuration and decodes it into objects. The factor was measured with the
+    configurations that need most memory.
     """
     return min(3 * size + (2 << 20), ROOM)
 
@@ -328,10 +339,10 @@ def _cost(size: int) -> int:
 def trim() -> None:
     """Return all free pages of the heaps to the kernel.
 
-    Python keeps small objects in arenas of 1 MiB and frees only empty arenas: a lasting object that
-    was created during a large request keeps its whole arena. glibc can return every free page of
-    its heaps, and Python uses these where PYTHONMALLOC is "malloc", as in the image and the unit
-    file. Other C libraries (musl) cannot.
+    Python keeps small objects in arenas of 1 MiB and frees only empty arenas. One lasting object
+    from the time of a large request keeps a whole arena. glibc can return every free page of its
+    heaps. Python uses these heaps if PYTHONMALLOC is "malloc", as in the image and in the unit
+    file. Other C libraries (musl) have no such function.
     """
     import ctypes  # not needed before the first large request has ended
 

@@ -1,12 +1,13 @@
-"""The threads that run the calls. They start on demand and end after a while without work.
+"""The threads that run the calls. They start on demand and end after IDLE_TIME without work.
 
-A thread may enter a pod's network namespace and must be back in the host's for the next call; a
-thread that cannot return ends, and another replaces it. A thread cannot be ended from outside: if
-its job does not end in time, the thread counts as stuck, and another one replaces it.
+A thread may enter a pod's network namespace, and returns to the host's namespace before the next
+call. A thread that cannot return ends, and a new thread replaces it. Python cannot end a thread
+from outside. If a job does not end in time, its thread counts as stuck, and an additional thread
+replaces it.
 
-A running job holds one of `limit` places. A job that waits (for a block of addresses, a carrier, a
-foreign executable) gives its place to another job for that time, and keeps its thread. So jobs that
-wait delay no other job, and the server's limit of connections bounds their threads.
+A running job holds one of `limit` places. While a job waits (for a block of addresses, a carrier, a
+foreign executable), it keeps its thread, and another job may have its place. So a job that waits
+delays no other job. The server's limit of connections also limits the threads of jobs that wait.
 """
 
 import logging
@@ -22,7 +23,7 @@ from agent.observe.logs import fields
 from host.namespaces import Home
 
 STACK = 1 << 20  # bytes; a plugin's deepest call needs far less, and there may be many threads
-IDLE_TIME = 30.0  # seconds; then a thread ends, and its stack goes back to the kernel
+IDLE_TIME = 30.0  # seconds; then a thread ends, and the kernel frees its stack
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ _log = logging.getLogger(__name__)
 class Job:
     """Work for a thread. The function `does` handles its own failures.
 
-    A worker whose job runs after `due` (monotonic) is stuck, and `stuck` is called. `about` has the
-    log's fields.
+    If the job still runs at the time `due` (monotonic), its worker counts as stuck, and the server
+    calls `stuck`. `about` has the fields for the log.
     """
 
     does: Callable[["Job"], object]
@@ -43,9 +44,10 @@ class Job:
 
 
 class Workers:
-    """At most `limit` places, and another for each stuck thread, up to twice the limit.
+    """The threads and their places: `limit` places, and one more for each stuck thread, at most
+    twice the limit.
 
-    More jobs wait in their order.
+    Jobs without a place wait in their order.
     """
 
     def __init__(self, limit: int) -> None:
@@ -62,19 +64,18 @@ class Workers:
 
     @property
     def limit(self) -> int:
-        """The number of places while no thread is stuck. This number can be changed."""
+        """The number of places while no thread is stuck. A caller may set another number."""
         return self._limit
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        """The number of places while no thread is stuck. This number can be changed."""
         with self._changed:
             self._limit = limit
             self._begin_more()
             self._changed.notify_all()
 
     def tend(self) -> None:
-        """Find stuck workers, and start the threads that waiting jobs need. Call it regularly."""
+        """Find stuck workers, and start threads for waiting jobs. Must be called regularly."""
         now = time.monotonic()
         with self._changed:
             late = [job for job in self._doing - self._stuck if job.due <= now]
@@ -85,8 +86,8 @@ class Workers:
             job.stuck()
             with fields(**job.about):
                 _log.error(
-                    "the call is still running after %.0f s and cannot be ended: another worker "
-                    "replaces its worker (%d stuck workers): find what the call waits for, or "
+                    "the call is still running after %.0f s and cannot be ended: a new worker "
+                    "replaces its worker (%d stuck workers). Find out what the call waits for, or "
                     "restart the agent",
                     now - job.begun,
                     count,
@@ -99,10 +100,10 @@ class Workers:
 
     @contextmanager
     def aside(self, job: Job) -> Iterator[None]:
-        """In the block the running job waits, and a new job may have its place.
+        """A context in which the running job waits, and another job may have its place.
 
-        At the end the job goes on at once, because it may hold a lock that jobs with places need.
-        If a new job has the place, no other job begins until enough jobs have ended.
+        At the end the job continues at once, even without a place, because it may hold a lock that
+        jobs with places need. Then no further job begins until enough jobs have ended.
         """
         with self._changed:
             inner = job in self._aside
@@ -132,16 +133,16 @@ class Workers:
 
     @property
     def able(self) -> bool:
-        """Whether a worker can take a job, now or when its present job has ended."""
+        """Whether at least one worker is not stuck, or can be started."""
         with self._changed:
             most = self._most if self._startable else len(self._threads)
             return len(self._stuck) < most
 
     @property
     def problem(self) -> str:
-        """The reason if calls wait or will wait soon.
+        """A text about stuck workers and the remedy, if half of the workers or more are stuck.
 
-        Returns "" while most workers are not stuck.
+        Otherwise returns "".
         """
         stuck, limit = self.stuck, self.limit
         if not self.able:
@@ -151,8 +152,8 @@ class Workers:
             )
         if 2 * stuck >= limit:
             return (
-                f"{stuck} of {limit} workers are stuck in calls that do not end: see the log for "
-                "the calls, and end what they wait for, or restart the agent"
+                f"{stuck} of {limit} workers are stuck in calls that do not end (the log names "
+                "them): end what the calls wait for, or restart the agent"
             )
         return ""
 
@@ -167,9 +168,9 @@ class Workers:
         return len(self._jobs)
 
     def close(self, timeout: float) -> bool:
-        """End the threads once no job is left.
+        """End the threads after all jobs have ended.
 
-        Returns whether they ended within `timeout` seconds.
+        Returns whether all threads ended within `timeout` seconds.
         """
         with self._changed:
             self._closed = True
@@ -178,7 +179,7 @@ class Workers:
 
     @property
     def _free(self) -> int:
-        """The number of free places. It is negative if jobs work without a place after a wait."""
+        """The number of free places. It is negative while jobs run without a place after a wait."""
         places = self._limit + min(len(self._stuck - self._aside), self._limit)
         return places - (len(self._doing) - len(self._aside))
 
@@ -196,14 +197,14 @@ class Workers:
 
     def _start(self) -> None:
         before = threading.stack_size(STACK)
-        # A daemon thread that hangs in the kernel does not keep the process.
+        # A daemon thread that hangs in the kernel does not keep the process from ending.
         thread = threading.Thread(target=self._work, name="worker", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no memory or no pid is left: `tend` tries again
             self._startable = False
             if not self._threads:
-                _log.error("no thread can be started: calls wait")
+                _log.error("no memory or process id is left for a thread: calls wait")
         else:
             self._startable = True
             self._threads.add(thread)
@@ -211,7 +212,7 @@ class Workers:
             threading.stack_size(before)
 
     def _work(self) -> None:
-        home = self._home.restore()  # a thread begins in the namespace of the one that starts it
+        home = self._home.restore()  # a new thread is in the namespace of the thread that starts it
         while home and (job := self._next()):
             try:
                 job.does(job)
@@ -248,7 +249,7 @@ class Workers:
         if was_stuck:
             with fields(**job.about):
                 seconds = time.monotonic() - job.begun
-                _log.warning("the call that held its worker has ended after %.0f s", seconds)
+                _log.warning("the call of a stuck worker has ended after %.0f s", seconds)
 
     def _leave(self) -> None:
         self._threads.discard(threading.current_thread())

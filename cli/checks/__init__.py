@@ -14,15 +14,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     status: Status
     seen: str
-    remedy: str = ""  # what to do, if anything
+    remedy: str = ""  # the remedy, or ""
 
 
-Outcome = tuple[Status, str, str]  # of a Finding: status, seen, remedy
+Outcome = tuple[Status, str, str]  # the fields status, seen and remedy of a Finding
 Check = Callable[[ThisNode], Iterator[Outcome]]
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and how many more there are."""
+    """The first `most` names, and the number of further names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
 
@@ -32,12 +32,12 @@ def ok(seen: str) -> Outcome:
 
 
 def warning(seen: str, remedy: str) -> Outcome:
-    """The state may be intended, or is a problem for some pods."""
+    """A finding that may be intended, or that is a problem for some pods."""
     return "warning", seen, remedy
 
 
 def failed(seen: str, remedy: str) -> Outcome:
-    """The problem keeps pods from working."""
+    """A finding that prevents pods from working."""
     return "failed", seen, remedy
 
 

@@ -12,13 +12,14 @@ from host.sysfs.discovery import HCA, Port
 from host.sysfs.topology import Distance
 
 _WIDTH = re.compile(r"\(([0-9]+)X")
-_USUAL_WIDTH = 4  # lanes of a port: a cable or a slot is bad if there are fewer
+_USUAL_WIDTH = 4  # lanes of a port; with fewer lanes a cable or slot is bad
 
 
 def ports(node: ThisNode) -> Iterator[Outcome]:
-    """The state of each port: a failure if a pool offers its HCA, else a warning.
+    """Check the state of each port. A port that is not active is a failure if a pool offers its
+    HCA, otherwise a warning.
 
-    A VF's port may become active only with the pod that gets the VF.
+    A VF's port may become active only when a pod gets the VF.
     """
     offered = {hca.id for pool in node.pools for hca in pool.hcas}
     later = _set_up_with_pods(node)
@@ -48,7 +49,7 @@ def ports(node: ThisNode) -> Iterator[Outcome]:
 
 
 def ipoib_parents(node: ThisNode) -> Iterator[Outcome]:
-    """IPoIB parents must be up: a parent that is down leaves its children without carrier."""
+    """Check that IPoIB parents are up. The children of a parent that is down have no carrier."""
     later = _set_up_with_pods(node)
     parents = (hca for hca in node.hcas if "infiniband" in hca.link_types)
     names = [netdev for hca in parents if hca.id not in later for netdev in hca.netdevs]
@@ -79,14 +80,14 @@ def gpu_distances(node: ThisNode) -> Iterator[Outcome]:
         yield warning(
             f"{', '.join(labels)}: the nearest HCA is at {distance.name}: GPUDirect RDMA "
             "reaches only as far as PXB",
-            "the slots are wired that way: `podfabric topo`; a virtual machine hides how they are",
+            "`podfabric topo` shows the distances of the slots; a virtual machine may hide them",
         )
     if not far:
         yield ok("each GPU has an HCA at PXB or nearer")
 
 
 def _set_up_with_pods(node: ThisNode) -> set[str]:
-    """The offered VFs and SFs with ports that become active only in a pod."""
+    """The offered VFs and SFs whose ports become active only in a pod."""
     offered = [(pool, hca) for pool in node.pools for hca in pool.hcas]
     ids = {hca.id for _, hca in offered if hca.pf in node.reports}
     return ids.difference(

@@ -1,4 +1,4 @@
-"""Checks of GPUs: nodes and limits, driver, other plugins."""
+"""Checks of GPUs: device nodes and limits, the driver, other device plugins."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,9 @@ _NO_POOL = "no pool of GPUs is configured"
 
 
 def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """The driver's GPUs and their /dev/nvidia*: a failure where a pool offers the GPU."""
+    """Check the driver's GPUs and their device nodes. A fault is a failure if a pool offers the GPU
+    or a container holds it.
+    """
     if not node.config.gpus:
         yield not_applicable(_NO_POOL)
         return
@@ -32,7 +34,7 @@ def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
     for fault, gpus in by_fault.items():
         if fault and any(gpu.offered or gpu.held for gpu in gpus):
             labels = ", ".join(gpu.label for gpu in gpus)
-            yield failed(f"{labels}: {fault}", "until then no container gets it")
+            yield failed(f"{labels}: {fault}", "while this lasts, no container gets the GPU")
     by_reason: dict[str, list[str]] = {}
     for gpu in found:
         if gpu.not_offered not in ("", node_gpus.NOT_SELECTED) and gpu.present:
@@ -44,7 +46,7 @@ def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
 
 
 def driver(node: ThisNode) -> Iterator[Outcome]:
-    """NVIDIA's kernel driver and its NVML, which must have one version."""
+    """Check NVIDIA's kernel driver and the library NVML, which must have the same version."""
     if not node.gpus or not node.config.gpus:
         yield not_applicable(_NO_POOL if node.gpus else "the node has no GPU")
         return
@@ -61,14 +63,16 @@ def driver(node: ThisNode) -> Iterator[Outcome]:
     if silent := [gpu.address for gpu in node.gpus if gpu.uuid not in known]:
         yield failed(
             f"driver {version} does not answer for {', '.join(silent)}",
-            "has the GPU fallen off the bus? See `nvidia-smi` and `dmesg` (Xid)",
+            "see `nvidia-smi` and `dmesg` (Xid): the GPU may have fallen off the bus",
         )
     else:
         yield ok(f"driver {version} answers for {len(node.gpus)} GPUs")
 
 
 def other_plugins(node: ThisNode) -> Iterator[Outcome]:
-    """Whether another device plugin offers a GPU of our pools: both would give it away."""
+    """Check whether another device plugin offers a GPU of podfabric's pools. Both plugins would
+    allocate it.
+    """
     if not node.config.gpus:
         yield not_applicable(_NO_POOL)
         return

@@ -1,4 +1,4 @@
-"""Checks of a container runtime's files: Multus and our executables."""
+"""Checks of a container runtime's files: Multus and podfabric's executables."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from cli.node.state import ThisNode
 from cli.setup import executables
 from cli.setup.executables import EVERY, RETURNED, TAKE_AGAIN
 
-_SUFFIXES = (".conf", ".conflist", ".json")  # which a runtime reads (libcni)
+_SUFFIXES = (".conf", ".conflist", ".json")  # of the files that a runtime reads (libcni)
 _MULTUS = ("multus", "multus-shim")
 
 
@@ -25,7 +25,7 @@ class _NetworkList(msgspec.Struct):
 
 
 def multus(node: ThisNode) -> Iterator[Outcome]:
-    """Multus must come first: it calls our plugins for further interfaces."""
+    """Check that Multus comes first. It calls podfabric's plugins for further interfaces."""
     directory = node.paths.cni_conf
     files = _files(directory)
     if not files:
@@ -39,13 +39,13 @@ def multus(node: ThisNode) -> Iterator[Outcome]:
     installed = [name for name in _MULTUS if (node.paths.cni_bin / name).exists()]
     if not by_multus:
         yield warning(
-            f"{directory}: no configuration is of type multus: pods get one interface, of "
+            f"{directory}: no configuration has the type multus: pods get only the interface of "
             f"{files[0].name}",
             "install Multus, unless another program calls the plugins",
         )
     elif files[0] not in by_multus:
         yield failed(
-            f"the runtime takes the first file, {files[0].name}, and not {by_multus[0].name}",
+            f"the runtime uses the first file, {files[0].name}, and not {by_multus[0].name}",
             f"give Multus' file a name that sorts first: 00-multus.conf in {directory}",
         )
     elif not installed:

@@ -1,6 +1,6 @@
 """Checks of modules, device nodes, the RDMA namespace mode and the limit of locked memory.
 
-A module may be built in, so the checks look for its entries in sysfs.
+A module may be built into the kernel, so the checks look for its entries in sysfs.
 """
 
 import re
@@ -14,12 +14,14 @@ from host.errors import HostError
 from host.sysfs import discovery
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd")
-_SHOWN = 2  # wrong device nodes that are named
+_SHOWN = 2  # wrong device nodes that are listed
 _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
 def connection_manager(node: ThisNode) -> Iterator[Outcome]:
-    """rdma_ucm: programs that connect by IP addresses (rping, UCX's rdmacm, NFS) need it."""
+    """Check the module rdma_ucm. Programs that connect by IP addresses need it (rping, UCX's
+    rdmacm, NFS).
+    """
     if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
     elif discovery.rdma_cm(node.paths) is None:
@@ -55,11 +57,15 @@ def mad_module(node: ThisNode) -> Iterator[Outcome]:
     elif (node.paths.sys / "class/infiniband_mad").is_dir():
         yield ok("ib_umad is loaded")
     else:
-        yield failed(f"ib_umad is not loaded, and {', '.join(asking)} gives it", _load("ib_umad"))
+        yield failed(
+            f"ib_umad is not loaded, and pools need it: {', '.join(asking)}", _load("ib_umad")
+        )
 
 
 def device_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """Compare /dev/infiniband with sysfs: udev may be late, or /dev may not be the host's."""
+    """Compare /dev/infiniband with sysfs. They differ if udev is late, or if /dev is not the
+    host's.
+    """
     nodes = [rdma.uverbs for hca in node.hcas for rdma in hca.rdma]
     ports = [port for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
     if any(pool.config.umad for pool in node.pools):
@@ -74,9 +80,9 @@ def device_nodes(node: ThisNode) -> Iterator[Outcome]:
         except HostError as error:
             wrong.append(str(error))
     for text in wrong[:_SHOWN]:
-        yield failed(text, "until then containers cannot get it: `udevadm trigger`")
+        yield failed(text, "`udevadm trigger`; until then containers cannot get the device node")
     if len(wrong) > _SHOWN:
-        yield failed(f"{len(wrong) - _SHOWN} more device nodes are wrong", "as above")
+        yield failed(f"{len(wrong) - _SHOWN} more device nodes are wrong", "see the remedy above")
     if not devices:
         yield not_applicable("sysfs has no device with a device node")
     elif not wrong:
@@ -92,7 +98,7 @@ def rdma_mode() -> str:
 
 
 def namespaces(node: ThisNode) -> Iterator[Outcome]:
-    """Whether pods can open HCAs in the host's namespace, and whether HCAs can be moved."""
+    """Check whether pods can open HCAs in the host's namespace, and whether HCAs can be moved."""
     if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
         return
@@ -129,7 +135,7 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
 def locked_memory(node: ThisNode) -> Iterator[Outcome]:
     """Check RLIMIT_MEMLOCK of the container runtimes.
 
-    Containers inherit this limit, and it also limits RDMA memory.
+    Containers inherit this limit. It also limits memory for RDMA.
     """
     by_runtime: dict[str, set[str]] = {}
     for directory in node.paths.proc.glob("[0-9]*"):
@@ -157,7 +163,7 @@ def locked_memory(node: ThisNode) -> Iterator[Outcome]:
 
 
 def peer_memory(node: ThisNode) -> Iterator[Outcome]:
-    """nvidia_peermem, which lets an HCA access a GPU's memory."""
+    """Check the module nvidia_peermem, with which an HCA accesses a GPU's memory."""
     if not node.gpus or not node.with_rdma:
         yield not_applicable("the node does not have both GPUs and HCAs")
     elif any(

@@ -1,4 +1,4 @@
-"""Checks of config.yaml, policy, the kubelet's sockets and records, our checkpoint, the agent."""
+"""Checks of config.yaml, the policy, the kubelet, podfabric's checkpoint, and the agent."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -44,12 +44,12 @@ def configuration(node: ThisNode) -> Iterator[Outcome]:
             text, "correct it: until then an agent keeps the last correct settings of that section"
         )
     if not problems:
-        absent = "" if path.exists() else " does not exist, so the defaults count"
+        absent = "" if path.exists() else " does not exist, so the defaults apply"
         yield ok(f"{path}{absent}: {shown or 'no pool'}")
 
 
 def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
-    """Whether the part `policy` of config.yaml and the followed policies can be read."""
+    """Check whether the section `policy` of config.yaml and the cluster's policies can be read."""
     try:
         policy = rules.load(node.config_file)
     except (DocumentError, OSError) as error:
@@ -67,7 +67,7 @@ def rules_of_node(node: ThisNode) -> Iterator[Outcome]:
     if policy.rules:
         yield ok(f"rules in config.yaml: {_listed(policy.rules)}")
     elif not policy.cluster:
-        yield not_applicable("config.yaml has no rules: what it allows all pods counts")
+        yield not_applicable("config.yaml has no rules: its keys for all pods apply")
 
 
 def pools(node: ThisNode) -> Iterator[Outcome]:
@@ -85,7 +85,7 @@ def pools(node: ThisNode) -> Iterator[Outcome]:
         if pool.problem:
             yield warning(pool.problem, "see docs/use/devices.md")
         counts = f"{name}: {len(pool.slots)} ids of {len(pool.hcas)} HCAs"
-        # HCAs that pods of another pool hold are not a problem.
+        # An HCA that a pod holds through another pool is not a problem.
         busy = set(node.elsewhere[name].values())
         reasons = Counter(why for why in node.unfit[name].values() if why not in busy)
         if reasons:
@@ -114,7 +114,7 @@ def registration_socket(node: ThisNode) -> Iterator[Outcome]:
 
 
 def pod_resources(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's PodResources API, from which CNI plugins read a pod's devices."""
+    """Check the kubelet's PodResources API, from which CNI plugins read a pod's devices."""
     try:
         rows = kubelet.from_pod_resources(node.paths)
     except KubeletUnreadable as error:
@@ -125,7 +125,9 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 
 def registered(node: ThisNode) -> Iterator[Outcome]:
-    """The kubelet's device ids of our resources. Another device plugin may have registered them."""
+    """Check the kubelet's device ids of podfabric's resources. Another device plugin may have
+    registered them.
+    """
     registered_ids = kubelet.registered(node.paths)
     if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")
@@ -142,8 +144,8 @@ def registered(node: ThisNode) -> Iterator[Outcome]:
         ]
         if foreign:
             yield failed(
-                f"{name}: the kubelet has ids that are not ours: {some(foreign)}: another "
-                "device plugin offers that resource, or another configuration did",
+                f"{name}: the kubelet has ids that are not podfabric's: {some(foreign)}: another "
+                "device plugin offers that resource, or an earlier configuration did",
                 "remove the other plugin (`kubectl get ds -A`), or rename the pool; then "
                 "restart the agent",
             )
@@ -155,14 +157,16 @@ def registered(node: ThisNode) -> Iterator[Outcome]:
 
 
 def checkpoint(node: ThisNode) -> Iterator[Outcome]:
-    """Our record of allocations, compared with the kubelet's two."""
+    """Compare podfabric's checkpoint with the kubelet's checkpoint and PodResources API."""
     path = node.paths.checkpoint
     try:
         allocations = {
             allocation.key: allocation for allocation in records.read(node.paths).allocations
         }
     except CheckpointDamaged as damage:
-        yield failed(str(damage), "a starting agent sets it aside and asks the kubelet")
+        yield failed(
+            str(damage), "restart the agent: it moves the file away and reads the kubelet's records"
+        )
         return
     rows, problems = node.kubelet_rows
     ours = {pool.config.resource for pool in node.pools}

@@ -1,4 +1,5 @@
-"""The state of a node and of its pods, for the commands: read from files, sysfs and the kubelet.
+"""Reads the state of a node and of its pods from files, sysfs and the kubelet, for the commands.
 
-`state` reads the node, `pods` joins devices and attachments of pods, `node_gpus` has the GPUs.
+`state` reads the node. `pods` compares the devices and attachments of a pod. `node_gpus` reads the
+GPUs.
 """

@@ -1,4 +1,4 @@
-"""The GPUs of a node: their pools, their free parts, the holders, and the distances of HCAs."""
+"""Lists the GPUs of a node: their pools, free parts, holders, and distances to HCAs."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,31 +23,30 @@ _NO_MEMORY = "its memory is not known: NVIDIA's driver reports it; or write `mem
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of one GPU by a group. The tenant's own processes report these figures, so the
-    figures may be wrong."""
+    """A group's use of one GPU. The tenant's processes report the figures, which may be wrong."""
 
-    memory_bytes: int  # what it may use
+    memory_bytes: int  # the memory that the group may use
     compute_share: float  # of the GPU's time, in (0, 1]
-    processes: int  # registered ones that have not ended
-    used_bytes: int | None = None  # `None`: the tenant has damaged its file
+    processes: int  # registered processes that have not ended
+    used_bytes: int | None = None  # `None` if the tenant has damaged the file
     peak_bytes: int | None = None
     denied: int | None = None  # refused allocations
 
 
 class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
-    gpu: str  # the GPU's address; "" until the container's start decides
+    gpu: str  # the GPU's address; "" until the container starts
     container: DeviceHolder
     resources: tuple[str, ...]
     ids: tuple[DeviceId, ...]
-    memory_bytes: int  # by the allocation; 0: not limited
-    compute_share: float  # of the GPU's time, by the allocation; 0: not limited
-    group: str = ""  # whose limits they are; "" if nothing is limited
+    memory_bytes: int  # by the allocation; 0 means no limit
+    compute_share: float  # of the GPU's time, by the allocation; 0 means no limit
+    group: str = ""  # the group with these limits; "" without limits
     use: GroupUse | None = None  # `None` without a group, or with a `problem`
-    problem: str = ""  # why its use is not known, or another defect
+    problem: str = ""  # the reason why `use` is `None`, or another defect
 
 
 def held_parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
-    """Every part that a container holds, by GPU and holder. Raises CheckpointDamaged."""
+    """Every part that a container holds, sorted by GPU and holder. Raises CheckpointDamaged."""
     of_gpus = [entry for entry in node.allocations if entry.gpu is not None]
     if not of_gpus:
         return []
@@ -87,7 +86,7 @@ def _part(
 
 
 def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
-    """A group's use of that GPU, and the error of reading the group's files (or "")."""
+    """A group's use of that GPU, and the error text if the group's files cannot be read (or "")."""
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)
@@ -117,31 +116,31 @@ def bytes_text(size: int | None) -> str:
 
 class OfferedGpuIds(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
-    ids: int  # as many as an empty GPU has
+    ids: int  # the number of ids of an empty GPU
     held: int  # ids of the resource whose holders are on this GPU
-    memory_bytes: int  # of one id; 0: not limited
-    compute_share: float  # of one id; 0: not limited
+    memory_bytes: int  # of one id; 0 means no limit
+    compute_share: float  # of one id; 0 means no limit
 
 
 class ListedGPU(msgspec.Struct, frozen=True, kw_only=True):
     label: str  # "GPU0", as nvidia-smi numbers it
     address: str
-    uuid: str  # "" while the driver has not set it up
+    uuid: str  # "" until the driver has set up the GPU
     minor: int | None  # N of /dev/nvidiaN
     numa: int | None
     present: bool
-    fault: str  # why it cannot be given now, or ""
+    fault: str  # the reason why it cannot be allocated now, or ""
     offered: tuple[OfferedGpuIds, ...]
-    not_offered: str  # why no pool offers it, or ""
-    memory_bytes: int | None  # for all containers together; `None`: not known, or replicas
+    not_offered: str  # the reason why no pool offers it, or ""
+    memory_bytes: int | None  # for all containers together; `None` if unknown, or for replicas
     free_bytes: int | None
-    free_share: float | None  # of its time
+    free_share: float | None  # of the GPU's time
     held: tuple[GpuPart, ...]
     distances: dict[str, str]  # to each HCA, by the label of topo: "PIX"
 
 
 class NodeGPUs(msgspec.Struct, frozen=True, kw_only=True):
-    """All GPUs of a node. `notes` has the sources that could not be read."""
+    """All GPUs of a node. `notes` has the sources that cannot be read."""
 
     gpus: tuple[ListedGPU, ...] = ()
     unbound: tuple[GpuPart, ...] = ()  # held parts whose GPU is chosen at the container's start
@@ -149,7 +148,7 @@ class NodeGPUs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listed(node: ThisNode) -> NodeGPUs:
-    """The GPUs, by address. Raises ConfigError or CheckpointDamaged."""
+    """The GPUs, sorted by address. Raises ConfigError or CheckpointDamaged."""
     notes: list[str] = []
     held = held_parts(node, notes)
     present = {gpu.address: gpu for gpu in node.gpus}
@@ -171,12 +170,12 @@ def listed(node: ThisNode) -> NodeGPUs:
 
 class _Offer(msgspec.Struct, frozen=True):
     config: GpuPoolConfig | None = None
-    capacity: Share | None = None  # `None`: of a pool of replicas, or not known
-    ids: dict[str, tuple[int, Share]] = {}  # how many, and of what, by resource
+    capacity: Share | None = None  # `None` in a pool of replicas, or if unknown
+    ids: dict[str, tuple[int, Share]] = {}  # number and share of ids, by resource
 
 
 def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
-    """The GPUs by address, as the device plugin would offer them if it started now."""
+    """The offers by GPU address that the device plugin would make if it started now."""
     offers = {known.gpu.address: _Offer() for known in found}
     for config, mine in by_pool(node.config.gpus, found):
         if config.mode == "replicas":
@@ -254,6 +253,6 @@ def _found(node: ThisNode, gpu: GPU, *, present: bool) -> NodeGPU:
 def _distances(node: ThisNode, gpu: GPU) -> Iterator[tuple[str, str]]:
     hcas = [hca for hca in node.hcas if hca.address and hca.rdma_names]
     pfs = {hca.address for hca in hcas}
-    hcas = [hca for hca in hcas if hca.pf not in pfs]  # VFs and SFs are where their PFs are
+    hcas = [hca for hca in hcas if hca.pf not in pfs]  # VFs and SFs have the distances of their PFs
     for hca in hcas if gpu in node.gpus else ():
         yield rdma_label(hca), node.topology.distance(gpu.address, hca.address).name

@@ -1,4 +1,4 @@
-"""A pod's devices and attachments, and whether they use the same HCAs."""
+"""Finds a pod's devices and attachments, and whether they use the same HCAs."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -25,7 +25,7 @@ from ipam.store.sqlite_store import SqliteStore
 
 
 class HeldRdmaDevice(msgspec.Struct, frozen=True):
-    """An RDMA device of a container, with the uverbs numbers from its allocation."""
+    """An RDMA device of a container, with the uverbs device numbers at its allocation."""
 
     rdma: str
     uverbs: str  # "uverbs0"; "" if it had none
@@ -34,13 +34,13 @@ class HeldRdmaDevice(msgspec.Struct, frozen=True):
 
 
 class HeldDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device id that a container holds, and an HCA that it stands for."""
+    """A device id that a container holds, and an HCA that the id stands for."""
 
     container: str
     resource: str
     id: str
-    hca: str = ""  # id of the HCA; "" if the id is another device plugin's
-    gpu: str = ""  # "GPU0 0000:1a:00.0", by another plugin
+    hca: str = ""  # the HCA's id; "" if the id is another device plugin's
+    gpu: str = ""  # "GPU0 0000:1a:00.0", from another device plugin
     verbs: tuple[HeldRdmaDevice, ...] = ()
     netdevs: tuple[str, ...] = ()
     since: str = ""
@@ -53,7 +53,7 @@ class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     container_id: str
     phase: str
     on: str  # the parent, or the device: "ib0", "0000:3b:00.2"
-    pkey: str  # "0x8001", "" where there is none
+    pkey: str  # "0x8001", or ""
     hca: str
     rdma: str
     addresses: tuple[str, ...]
@@ -62,7 +62,7 @@ class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddressBeside(msgspec.Struct, frozen=True):
-    """Our address on an interface that another main plugin made, such as macvlan."""
+    """An address of podfabric on an interface of another project's plugin, such as macvlan."""
 
     ifname: str
     network: str
@@ -77,21 +77,21 @@ class Way(msgspec.Struct, frozen=True):
     hca: str
     rdma: str
     distance: str
-    cost: int  # of the distance, as docs/use/devices.md has it
+    cost: int  # the cost of the distance (docs/use/devices.md)
     gpudirect: bool
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole answer. `notes` has unreadable sources and problems."""
+    """The devices and interfaces of a pod. `notes` has unreadable sources and problems."""
 
     pod: Pod
     devices: tuple[HeldDevice, ...]
     attachments: tuple[AttachedInterface, ...]
-    beside: tuple[AddressBeside, ...]  # its further addresses in the address store
+    beside: tuple[AddressBeside, ...]  # addresses on interfaces of other plugins
     ways: tuple[Way, ...]
-    gpus: tuple[GpuPart, ...]  # parts of our pools' GPUs that its containers hold
+    gpus: tuple[GpuPart, ...]  # parts that its containers hold of GPUs in podfabric's pools
     notes: tuple[str, ...]
-    answered: bool  # the kubelet has reported the pod's devices
+    answered: bool  # whether the kubelet has reported the pod's devices
 
     @property
     def known(self) -> bool:
@@ -105,7 +105,7 @@ class _RecordedOrigin(msgspec.Struct):
 
 
 def explained(node: ThisNode, namespace: str, name: str) -> Explained:
-    """Everything about a pod. A source that cannot be read becomes a note."""
+    """Find the devices and interfaces of a pod. A source that cannot be read becomes a note."""
     notes: list[str] = []
     entries = _entries(node, namespace, name, notes)
     every: list[PodDevices] | None = None
@@ -113,7 +113,7 @@ def explained(node: ThisNode, namespace: str, name: str) -> Explained:
         every = records.from_pod_resources(node.paths)
     except KubeletUnreadable as error:
         notes.append(f"the kubelet was not asked: {error}")
-    # A new pod may have the name of a pod that is gone; the youngest is the last.
+    # A new pod may have the name of a pod that is gone. The last entry is the newest.
     uids = [entry.pod_uid for entry in entries if entry.pod_uid] or [""]
     pod = Pod(namespace, name, _uid(node, namespace, name, every or []) or uids[-1])
     rows = _rows(node, pod, notes, asked=every is not None)
@@ -167,7 +167,7 @@ def _beside(
 
 
 def _uid(node: ThisNode, namespace: str, name: str, rows: list[PodDevices]) -> str:
-    """The UID of the present pod of that name, found by a device that it holds.
+    """The UID of the present pod with that name, from the kubelet's checkpoint.
 
     Returns "" if unknown.
     """
@@ -183,8 +183,8 @@ def _uid(node: ThisNode, namespace: str, name: str, rows: list[PodDevices]) -> s
 
 
 def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[PodDevices] | None:
-    """The pod's devices from the kubelet, or `None` if it could not be asked."""
-    if not asked and not pod.uid:  # its checkpoint knows pods by UID only
+    """The pod's devices from the kubelet, or `None` if the kubelet's records cannot be read."""
+    if not asked and not pod.uid:  # the kubelet's checkpoint names pods by UID only
         return None
     try:
         return records.of_pod(node.paths, pod.namespace, pod.name, pod.uid)
@@ -253,7 +253,7 @@ def _ways(node: ThisNode, gpus: Collection[str], hcas: Collection[str]) -> Itera
 
 
 def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:
-    """A sentence for each GPU that no HCA of the pod reaches directly."""
+    """A warning for each GPU that GPUDirect RDMA cannot reach from an HCA of the pod."""
     for gpu in dict.fromkeys(way.gpu for way in ways):
         own = [way for way in ways if way.gpu == gpu]
         if any(way.gpudirect for way in own):
@@ -276,7 +276,9 @@ def _mismatches(attachments: tuple[AttachedInterface, ...]) -> Iterator[str]:
 
 
 def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
-    """The devices in the kubelet's rows, except those of our pools of GPUs. Adds to `notes`."""
+    """The devices in the kubelet's rows, except GPUs of podfabric's pools. Adds problems to
+    `notes`.
+    """
     try:
         allocations = {allocation.key: allocation for allocation in node.allocations}
     except CheckpointDamaged as damage:
@@ -320,12 +322,14 @@ def _our_pools(node: ThisNode, notes: list[str]) -> dict[str, Pool]:
     except ConfigError as error:
         notes.append(str(error))
     except CheckpointDamaged:
-        pass  # in the notes already
+        pass  # `devices_of` has added a note
     return {}
 
 
 def _unrecorded(node: ThisNode, row: PodDevices, device_id: str, pool: Pool | None) -> HeldDevice:
-    """An id that the checkpoint lacks: a GPU's, another plugin's, or a very new allocation's."""
+    """An id that podfabric's checkpoint lacks: the id of a GPU, of another device plugin, or of a
+    very new allocation.
+    """
     address = address_of(node.gpus, device_id)
     slot = pool.slot(device_id) if pool is not None else None
     hca = node.hca(pod_devices.hca_of(device_id)) if slot is None else None

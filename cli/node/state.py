@@ -1,4 +1,4 @@
-"""The state of a node for the commands, read from sysfs and files. The agent need not run."""
+"""Reads the state of a node from sysfs and files, for the commands. Works without an agent."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -27,24 +27,24 @@ from host.sysfs.topology import Topology
 
 
 class DeviceHolder(msgspec.Struct, frozen=True):
-    """A container, as far as the kubelet reports it."""
+    """A container, with the names that the kubelet reports."""
 
-    pod: str = ""  # "ml/worker-0"; the pod's UID if only that is known; "" if neither is
+    pod: str = ""  # "ml/worker-0", or else the pod's UID, or else ""
     name: str = ""
 
 
 class DeviceHolders(NamedTuple):
-    """The holder of each device id, and the sources that could not be read."""
+    """The holder of each device id, and the sources that cannot be read."""
 
     by_key: Mapping[AllocationKey, DeviceHolder]
     problems: tuple[str, ...]
 
 
 class ThisNode:
-    """The present state of the node. Each part is read on first use, and kept.
+    """The state of the node. Each part is read once, at its first use.
 
-    Raises the errors of the modules that read: ConfigError, CheckpointDamaged, HostError. If
-    `tolerant`, a configuration or checkpoint that cannot be read counts as empty.
+    Reading a part may raise ConfigError, CheckpointDamaged or HostError. If `tolerant`, a
+    configuration or checkpoint that cannot be read counts as empty.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class ThisNode:
 
     @cached_property
     def kubelet_rows(self) -> tuple[list[PodDevices], list[str]]:
-        """The devices of containers by the kubelet's two records, and unreadable sources."""
+        """The devices of containers from the kubelet's checkpoint and from its PodResources API,
+        and the unreadable sources.
+        """
         rows: list[PodDevices] = []
         problems = []
         for read in (records.from_checkpoint, records.from_pod_resources):
@@ -88,7 +90,7 @@ class ThisNode:
     @cached_property
     def holders(self) -> DeviceHolders:
         rows, problems = self.kubelet_rows
-        found = {  # later rows have names in place of UIDs
+        found = {  # later rows have names instead of UIDs
             (row.resource, device_id): DeviceHolder(
                 f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
             )
@@ -114,7 +116,7 @@ class ThisNode:
 
     @cached_property
     def gone(self) -> list[HCA]:
-        """The HCAs that containers hold, but that have left the node."""
+        """The HCAs that containers hold and that are gone from the node."""
         return self._inventory[1].missing(self.allocations)
 
     @cached_property
@@ -124,14 +126,14 @@ class ThisNode:
 
     @cached_property
     def reports(self) -> Mapping[str, str | None]:
-        """The fault of each HCA's ports, or `None`, by HCA id."""
+        """The fault of each HCA's ports, by HCA id. `None` means no fault."""
         health = Health()
         health.observe(self.hcas, [hca.id for hca in self.gone], 0.0)
         return health.reports()
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """The reason if containers of other resources hold an HCA, by resource and HCA."""
+        """By resource and HCA, the reason if a container holds the HCA through another resource."""
         return {
             pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools
@@ -139,7 +141,7 @@ class ThisNode:
 
     @cached_property
     def unfit(self) -> Mapping[str, Mapping[str, str]]:
-        """The reason if a device id cannot be allocated now, by resource and id."""
+        """By resource and device id, the reason if the id cannot be allocated now."""
         reasons = {}
         for pool in self.pools:
             name = pool.config.resource
@@ -157,7 +159,7 @@ class ThisNode:
 
     @cached_property
     def driver_root(self) -> Path:
-        """Where this process finds the root of NVIDIA's driver."""
+        """The path at which this process finds the root directory of NVIDIA's driver."""
         return self.paths.host / self.config.gpu_limits.driver_root.relative_to("/")
 
     @cached_property
@@ -166,7 +168,7 @@ class ThisNode:
 
     @cached_property
     def gpu_memory(self) -> Mapping[str, GpuMemory]:
-        """The memory of each GPU by its UUID, as far as a pool needs it and NVML reports it."""
+        """The memory of each GPU, by UUID. Empty if no pool needs it or NVML cannot be used."""
         if all(pool.memory or pool.mode == "replicas" for pool in self.config.gpus):
             return {}
         try:
@@ -202,7 +204,9 @@ def gpu_label(gpus: Iterable[GPU], address: str) -> str:
 
 
 def rdma_label(hca: HCA) -> str:
-    """The RDMA devices of an HCA, including those in a pod; the HCA's id if it has none."""
+    """The RDMA devices of an HCA, also those in a pod. Returns the HCA's id if it has no RDMA
+    device.
+    """
     return ",".join(hca.rdma_names) or hca.id
 
 

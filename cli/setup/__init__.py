@@ -1,5 +1,5 @@
 """Puts executables and libraries on a node.
 
-`executables` recognizes and writes CNI executables, `install` is the command, `shim_files` has the
-libraries that keep limits of GPUs.
+`executables` recognizes and writes CNI executables. `install` has the commands. `shim_files`
+installs the libraries that enforce the limits of GPUs.
 """

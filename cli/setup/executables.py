@@ -1,8 +1,9 @@
-"""The CNI executables: their names, how to recognize ours, and how to install them.
+"""The CNI executables: their names, and functions that recognize and install podfabric's
+executables.
 
-A directory has the launcher under each plugin's name. The launcher passes the call to the agent.
-Another project's executable with such a name moves to the subdirectory REPLACED until podfabric is
-uninstalled.
+The runtime's directory has a copy of the launcher under each plugin's name. The launcher passes a
+call to the agent. Another project's executable with such a name moves to the subdirectory REPLACED
+until podfabric is uninstalled.
 """
 
 import logging
@@ -20,28 +21,30 @@ from base.watching import WatchedFile
 from cni.spec.config import SERVED
 
 PLUGINS = (
-    "ib-sriov",  # `sriov` by the name in definitions for InfiniBand
+    "ib-sriov",  # the name of `sriov` in definitions for InfiniBand
     "ipoib",
     "podfabric-ipam",
     "rdma",
     "sriov",
 )
 
-EVERY = (*PLUGINS, *sorted(SERVED[1:]))  # with those that only `--plugins` installs
+EVERY = (*PLUGINS, *sorted(SERVED[1:]))  # also the names that only `--plugins` installs
 
 OWN = ".podfabric"  # podfabric's directory next to the launchers
-REPLACED = f"{OWN}/replaced"  # for other projects' executables that launchers have replaced
+REPLACED = f"{OWN}/replaced"  # for executables that launchers have replaced
 
 CODE = Path(__file__).resolve().parents[2]
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/launcher-{os.uname().machine}"
 LAUNCHER = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/cni/launcher"
-"""The image's launcher for this machine (deploy/Containerfile), or what `make cni` built."""
+"""The image's launcher for this machine (deploy/Containerfile), or the launcher that `make cni`
+built.
+"""
 
-_LAUNCHER_MARK = b"podfabric launcher "  # cni/launcher/launcher.c: of any version
-_MAX_SIZE = 8 << 20  # no launcher is larger, so another plugin's 100 MB are not read
+_LAUNCHER_MARK = b"podfabric launcher "  # in cni/launcher/launcher.c, in any version
+_MAX_SIZE = 8 << 20  # no launcher is larger, so a larger file is not read
 _TEMPORARY = ".podfabric-new"
 
-RETURNED = "another project's file took the place of podfabric's, and pods get what it does"
+RETURNED = "another project's file took the place of podfabric's, and the runtime runs that file"
 TAKE_AGAIN = (
     "remove what installs it (the project's DaemonSet), then restart podfabric's pod of this node; "
     "without Kubernetes: `podfabric install`"
@@ -67,7 +70,7 @@ def is_ours(path: Path) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether the path exists, also as a broken link."""
+    """Whether the path exists. A broken link counts as existing."""
     return path.is_symlink() or path.exists()
 
 
@@ -77,17 +80,17 @@ def is_foreign(path: Path) -> bool:
 
 
 def place_kept(path: Path) -> Path:
-    """The path to which another project's executable moves while our launcher is at `path`."""
+    """The path to which another project's executable moves while a launcher is at `path`."""
     return path.parent / REPLACED / path.name
 
 
 def has_returned(path: Path) -> bool:
-    """Whether another project's file is at `path` again, while its earlier file is kept."""
+    """Whether another project's file is at `path` again, although its earlier file was moved."""
     return is_foreign(path) and is_foreign(place_kept(path))
 
 
 def watch(directory: Path) -> WatchedFile:
-    """Log each replacement of a launcher by another project's file, until `close`."""
+    """Log when another project's file replaces a launcher, until `close`."""
     ours: set[str] = set()
     logged: set[str] = set()
 
@@ -115,11 +118,11 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
-    """Write executables to these paths, in this order; the caller holds `locked`.
+    """Write executables to these paths, in this order. The caller holds `locked`.
 
-    Existing files are replaced. An existing file that is a key of `kept` is moved to the path that
-    `kept` gives for it. A runtime that starts an executable meanwhile gets the old or the new file.
-    All contents are on disk before the first rename, so only a rename can fail halfway.
+    Replaces existing files. `kept` maps the path of an existing file to the path to which that file
+    moves. A runtime that starts an executable meanwhile gets the old or the new file. All contents
+    are on disk before the first rename. So a full disk cannot stop the function between two files.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:
@@ -133,7 +136,7 @@ def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -
             place = kept.get(path, path)
             temporary.replace(place)
             if place != path:
-                files.exchange(place, path)  # a kill before leaves a launcher at `place`
+                files.exchange(place, path)  # after a kill just before, a launcher is at `place`
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)

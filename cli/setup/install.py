@@ -1,10 +1,12 @@
-"""`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
+"""`podfabric install` and `uninstall`: put the CNI executables into a runtime's directory, and
+remove them.
 
-With `--gpu` also the libraries that keep the limits of containers on GPUs
+With `--gpu`, `install` also installs the libraries that enforce the limits of GPUs
 (cli/setup/shim_files.py).
 
-`install` keeps another project's executable that has a name of ours, and `uninstall` puts it back
-(cli/setup/executables.py). Both commands check everything before they change anything.
+`install` keeps another project's executable that has the name of a podfabric plugin, and
+`uninstall` restores the executable (cli/setup/executables.py). Both commands check everything
+before they change anything.
 """
 
 import argparse
@@ -60,7 +62,7 @@ def _add_bin_dir(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     name = arguments.action.__name__.strip("_")
     try:
-        lines = list(arguments.action(arguments))  # print only after all of it is done
+        lines = list(arguments.action(arguments))  # print only after everything is done
     except InstallRefused as refused:
         sys.stderr.write(f"podfabric {name}: {refused}\n")
         return 1
@@ -83,9 +85,10 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         bin_dir.mkdir(parents=True, exist_ok=True)
     if not bin_dir.is_dir():
         raise InstallRefused(
-            f"{bin_dir}: is not a directory: create it, or name the runtime's with --bin-dir"
+            f"{bin_dir}: is not a directory: create it, or name the runtime's directory with "
+            "--bin-dir"
         )
-    # A link before its target: a link to a launcher counts as ours.
+    # A link is replaced before its target, because a link to a launcher counts as a launcher.
     names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
     contents = {bin_dir / name: launcher for name in names}
 
@@ -109,12 +112,14 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def uninstall(bin_dir: Path) -> Iterator[str]:
-    """Remove podfabric's executables, and put back the replaced ones; yields a line for each.
+    """Remove podfabric's executables, and restore the replaced executables. Yields a line for each.
 
     Raises InstallRefused, OSError.
     """
     if not bin_dir.is_dir():
-        raise InstallRefused(f"{bin_dir}: is not a directory: name the runtime's with --bin-dir")
+        raise InstallRefused(
+            f"{bin_dir}: is not a directory: name the runtime's directory with --bin-dir"
+        )
     with executables.locked(bin_dir):
         paths = [bin_dir / name for name in EVERY]
         for path in sorted(
@@ -122,7 +127,7 @@ def uninstall(bin_dir: Path) -> Iterator[str]:
         ):  # links last
             yield from _give_back(path)
         for own in (REPLACED, OWN):
-            with suppress(OSError):  # it does not exist, or has foreign files
+            with suppress(OSError):  # the directory does not exist, or has other files
                 (bin_dir / own).rmdir()
         sync_directory(bin_dir)
 
@@ -144,7 +149,7 @@ def _read_launcher(path: Path) -> bytes:
     content = path.read_bytes()
     if not executables.is_launcher(content):
         raise InstallRefused(
-            f"{path}: is not a launcher of podfabric: run `make cni` and name its result"
+            f"{path}: is not a launcher of podfabric: run `make cni`, and name build/cni/launcher"
         )
     return content
 
@@ -152,19 +157,19 @@ def _read_launcher(path: Path) -> bytes:
 def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
     for own in (bin_dir / OWN, bin_dir / REPLACED):
         if executables.exists(own) and (own.is_symlink() or not own.is_dir()):
-            raise InstallRefused(f"{own}: is not a directory of podfabric: remove it")
+            raise InstallRefused(f"{own}: is not a directory: remove it")
     for path in contents:
         if path.is_dir() and not path.is_symlink():
             raise InstallRefused(f"{path}: is a directory: remove it")
 
 
 def _give_back(path: Path) -> Iterator[str]:
-    """Remove the launcher `path`, or put back the file that it replaced.
+    """Remove the launcher at `path`, or restore the file that it replaced.
 
     If another project's file is at `path` now, that newer file stays and the kept file is removed.
     """
     kept = executables.place_kept(path)
-    if executables.is_ours(kept):  # of an installation that was killed
+    if executables.is_ours(kept):  # left by a killed `install`
         kept.unlink()
     if executables.exists(kept) and not executables.is_foreign(path):
         kept.replace(path)

@@ -1,8 +1,8 @@
-"""Puts the libraries of gpu/shim on a node. These libraries enforce the limits of GPUs.
+"""Installs the libraries of gpu/shim on a node. The libraries enforce the limits of GPUs.
 
-A running container has the libraries mounted, file by file. So no file is written in place: a new
-version is a new file that is renamed over the old name. Running containers keep the old file. An
-unchanged file stays, so that its pages are in memory once for all containers.
+Each file of the libraries is mounted in running containers. So a new version is a new file that
+replaces the old file by a rename, and running containers keep the old file. An unchanged file
+stays, so that all containers share its pages in memory.
 """
 
 import os
@@ -20,13 +20,17 @@ FILES = (CUDA_SHIM, NVML_SHIM)
 
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/gpu-{os.uname().machine}"
 BUILT = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/gpu/shim"
-"""The image's files for this machine (deploy/Containerfile), or what `make gpu` built."""
+"""The directory of the image's files for this machine (deploy/Containerfile), or of the files that
+`make gpu` built.
+"""
 
 _ELF = b"\x7fELF"
 
 
 def read(source: Path) -> dict[str, bytes]:
-    """The files in a directory, by their names. Raises InstallRefused and OSError."""
+    """Read the files in a directory. Returns their contents by name. Raises InstallRefused,
+    OSError.
+    """
     contents = {}
     for name in FILES:
         path = source / name
@@ -39,7 +43,7 @@ def read(source: Path) -> dict[str, bytes]:
 
 
 def install(contents: dict[str, bytes], directory: Path) -> Iterator[str]:
-    """Write these files to a directory; yields a line for each new one. Raises OSError."""
+    """Write these files to a directory. Yields a line for each new file. Raises OSError."""
     for parent in (directory.parent.parent, directory.parent, directory):
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with executables.locked(directory):
@@ -53,7 +57,7 @@ def install(contents: dict[str, bytes], directory: Path) -> Iterator[str]:
 
 
 def uninstall(directory: Path) -> Iterator[str]:
-    """Remove the files; running containers keep theirs. Raises OSError."""
+    """Remove the files. Running containers keep their mounted files. Raises OSError."""
     if directory.is_dir():
         with executables.locked(directory):
             for path in (directory / name for name in FILES):
@@ -62,7 +66,7 @@ def uninstall(directory: Path) -> Iterator[str]:
                     yield f"removed {path}"
             sync_directory(directory)
     for empty in (directory, directory.parent):
-        with suppress(OSError):  # it has something else, or is gone
+        with suppress(OSError):  # the directory has other files, or is gone
             empty.rmdir()
 
 

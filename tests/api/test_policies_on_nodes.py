@@ -175,7 +175,7 @@ def test_labels_of_namespaces_decide_as_they_change(
     server.kubectl("label", "namespace", iron.namespace, "tier=gold")
     node.await_outcome(iron.anyone(), MINE, "allowed")
     missing = Pod(namespace=name("missing"), name="p", uid="u")
-    assert "does not know the labels" in node.outcome(missing, MINE)
+    assert "has not read the labels" in node.outcome(missing, MINE)
 
 
 def test_a_denied_pod_has_an_event_that_names_key_value_and_rule(

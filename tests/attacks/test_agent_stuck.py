@@ -99,7 +99,9 @@ def test_calls_that_hang_delay_others_only_until_their_deadline(node: Node) -> N
     assert node.get("/healthz") == (200, "serving\n")
     status, text = node.get("/readyz")
     assert status == 503
-    assert text.startswith("4 of 4 workers are stuck in calls that do not end: ")
+    assert text.startswith(
+        "4 of 4 workers are stuck in calls that do not end (the log names them): "
+    )
     for client in hanging:
         client.close()
 
@@ -157,7 +159,7 @@ def test_agent_is_unhealthy_when_no_worker_is_left_and_systemd_hears_no_more(
             "them): restart the agent\n"
         )
         assert node.get("/readyz") == (503, text)
-        until(lambda: "systemd is going to end it" in node.service.log.read_text())
+        until(lambda: "systemd will end it" in node.service.log.read_text())
         manager.setblocking(False)
         told = b""
         with pytest.raises(BlockingIOError):

@@ -34,7 +34,7 @@ class Tenant:
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def write(self) -> None:
-        """Tell the gates the share in force, kappa, and what is settled."""
+        """Write the current share, kappa and the settled time, which the gates read."""
         with LimitsFile(self.group.limits) as opened:
             limit = opened.limit()
             opened.write(
@@ -47,7 +47,7 @@ class Tenant:
             )
 
     def use(self) -> RegionUse:
-        """What the region says."""
+        """The use that the region shows."""
         return self.group.use()
 
 

@@ -110,7 +110,7 @@ class Gate:
         _KINDS.get(name, ctypes.c_int).in_dll(self._library, name).value = value
 
     def name(self, *, function: bytes | None = None, kernel: bytes | None = None) -> None:
-        """What the driver calls every function, or kernel."""
+        """Set the name that the driver reports for every function, or for every kernel."""
         ctypes.c_char_p.in_dll(self._library, "function_name").value = function
         ctypes.c_char_p.in_dll(self._library, "kernel_name").value = kernel
 
@@ -163,7 +163,7 @@ class Files:
             opened.write(tat.to_bytes(8, "little"))
 
     def gpu(self) -> layout.PfGpu:
-        """What the region says of the GPU."""
+        """The region's fields for the GPU."""
         return layout.PfGpu.from_buffer_copy(self.region.read_bytes(), layout.USE_AT)
 
     def _write_limits(self) -> None:

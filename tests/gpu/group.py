@@ -177,7 +177,7 @@ class Group:
             opened.write(msgspec.structs.replace(opened.limit(), memory_bytes=memory))
 
     def use(self) -> RegionUse:
-        """What the shims say of the GPU."""
+        """The use of the GPU that the shims report."""
         with Region(self.region, ALLOCATION) as opened:
             return opened.use()
 
@@ -193,5 +193,5 @@ class Group:
 
 
 def environment(node: Node, libraries: Libraries) -> dict[str, str]:
-    """What a process needs to find the shim over the node's driver."""
+    """The environment in which a process finds the shim before the node's driver."""
     return {**node.environment, "LD_LIBRARY_PATH": str(libraries.shim), "HOME": os.sep}

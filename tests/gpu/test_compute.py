@@ -61,7 +61,9 @@ def test_four_processes_of_a_group_share_what_the_group_has(shared: Shared) -> N
 
 
 def test_without_shares_four_processes_get_four_times_as_much(shared: Shared) -> None:
-    """What the stand-in does by itself: else the tests before would show nothing."""
+    """The stand-in itself does not limit the processes. Otherwise the tests above would show
+    nothing.
+    """
     shared.add("four", 1.0)
     shared.add("one", 1.0)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""What contexts take counts with the first of them, and allocations end with theirs."""
+"""The memory of contexts counts with the first context. Allocations end with their context."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 DEFAULT_STREAM, RESOURCES = 1, 4096  # a green context's flag; its resources' descriptor, any
 Make = Callable[..., Place]
 
-# What makes a context on device 0, and what ends it.
+# The calls that make a context on device 0, their arguments, and the calls that end it.
 CREATIONS: tuple[tuple[str, tuple[Argument, ...], str], ...] = (
     ("cuCtxCreate", (0, 0), "cuCtxDestroy"),
     ("cuCtxCreate_v2", (0, 0), "cuCtxDestroy_v2"),

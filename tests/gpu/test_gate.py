@@ -178,7 +178,7 @@ def test_the_longest_kernel_of_the_last_half_minute_is_told(measuring: Gate) -> 
 
 
 def _estimate(measuring: Gate, what: int, ns: int, kind: int = 0) -> int:
-    """What the gate takes one launch for, ns, from its price."""
+    """The time in ns that the gate assumes for one launch, from its price."""
     measuring.now += 600 * S
     before = measuring.now
     measuring.launch(what, ns, kind=kind)

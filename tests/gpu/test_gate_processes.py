@@ -8,7 +8,7 @@ from pathlib import Path
 from tests import waiting
 from tests.gpu.gate import MS, UNKNOWN, WHOLE, Files, S
 
-LAUNCHES = 1_000_000  # of each process: so many that they run at the same time
+LAUNCHES = 1_000_000  # of each process, enough that the processes overlap
 
 
 def test_four_processes_lose_no_payment_of_each_other(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_four_processes_lose_no_payment_of_each_other(tmp_path: Path) -> None:
 
 
 def _wakes(files: Files, after: float) -> int:
-    """Change the share so many seconds after a wait has begun; ns until the launch goes."""
+    """Change the share `after` seconds after a wait has begun. Returns the ns until the launch."""
     files.set_share(1)
     began = time.monotonic_ns()
     files.set_tat(began + 3600 * S)
@@ -47,7 +47,7 @@ def test_a_process_that_waits_sees_a_new_share_within_100_ms(tmp_path: Path) -> 
 
 
 def test_processes_that_waited_for_as_long_as_they_may_are_held_back_on(tmp_path: Path) -> None:
-    """Each launch has to wait 200 ms, but none waits longer than the cap. There is no agent."""
+    """Each launch has to wait 200 ms, but no launch waits longer than the cap. No agent runs."""
     files = Files(tmp_path, share=1)
     cap = 50 * MS
     files.set_most_debt(cap)

@@ -40,7 +40,7 @@ def test_memory_of_a_graph_counts_when_it_is_launched(place: Make) -> None:
         driver.do("cuGraphLaunch", exec_, stream)
         assert here.group.used == here.resident() == 8 * MIB
     driver.do("cuStreamSynchronize", stream)
-    # What graphs no longer use is given up for others.
+    # Memory that graphs no longer use is freed for other allocations.
     driver.do("cuMemAlloc_v2", Out(), 64 * MIB)
     assert here.group.used == here.resident() == 64 * MIB
     assert driver.result("cuGraphLaunch", exec_, stream) == OUT_OF_MEMORY
@@ -64,7 +64,7 @@ def test_a_launch_that_is_captured_counts_with_the_graph_that_it_becomes_a_part_
 
 
 def test_memory_that_is_given_up_for_a_launch_is_not_there_for_it(place: Make) -> None:
-    """What one graph has left is enough for most of the next one, until it is given up."""
+    """The unused memory of one graph suffices for most of the next graph, until it is freed."""
     here = place(memory=128 * MIB)
     driver = here.started()
     graph, stream = captured(driver, 64 * MIB)
@@ -79,7 +79,7 @@ def test_memory_that_is_given_up_for_a_launch_is_not_there_for_it(place: Make) -
 
 
 def test_launches_at_once_do_not_both_take_what_one_has_left(place: Make) -> None:
-    """The driver is slow to tell what it has: so both are asked for before either is launched."""
+    """The driver reports its memory slowly, so both launches are checked before one runs."""
     slow = {"cuDeviceGetGraphMemAttribute": 30_000_000}
     here = place(memory=64 * MIB, behaviour=Behaviour(pool_chunk=2 * MIB, latency_ns=slow))
     driver = here.process()

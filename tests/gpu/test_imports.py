@@ -1,4 +1,6 @@
-"""Memory of others that a process opens: who made it pays, and it is counted as an import."""
+"""A process opens memory of another process: the memory counts for the process that made it, and as
+an import of the process that opens it.
+"""
 
 from collections.abc import Callable
 

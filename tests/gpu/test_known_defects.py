@@ -153,7 +153,7 @@ def test_a_free_is_as_short_among_many_allocations_as_among_few(place: Make) -> 
 
 
 class _Launcher:
-    """A process whose group has half of a GPU's time and owes some of it."""
+    """A process whose group has half of a GPU's time, and has used some time in advance."""
 
     def __init__(self, here: Place) -> None:
         self.here = here
@@ -161,7 +161,9 @@ class _Launcher:
         self.launcher = Launcher(here.started(), "work_1ms")
 
     def is_held_back(self, symbol: str) -> bool:
-        """Launch by that function while the group owes 20 s; let it go once it waits."""
+        """Launch with that function while the group's debt is 20 s. End the wait once the launch
+        waits.
+        """
         before = self._use()
         self._owe(20 * S)
         self.launcher.send(symbol)

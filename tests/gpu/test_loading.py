@@ -63,7 +63,7 @@ def running(
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 def test_each_route_leads_to_the_shim(place: Make, route: list[str]) -> None:
     here = place()
-    # A clean environment, but for what stands in for the mounts.
+    # A clean environment, except for the variables that replace the mounts.
     with running(here, program("route"), route, here.environment):
         assert here.group.used == here.resident() == MIB
         assert here.group.use().launches == 1

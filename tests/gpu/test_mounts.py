@@ -17,7 +17,7 @@ from tools import build_shim
 
 NOBODY = 65534
 TRIPLET = f"{os.uname().machine}-linux-gnu"
-# What a runtime does for a container, in a mount namespace that ends with the program.
+# The mounts that a runtime makes for a container, in a mount namespace that ends with the program.
 MOUNTS = f"""
 set -eu
 mount -t overlay overlay -o "lowerdir=/usr/lib,upperdir=$ROOM/upper,workdir=$ROOM/work" /usr/lib

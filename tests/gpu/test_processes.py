@@ -42,10 +42,10 @@ def test_the_last_bytes_are_given_to_one_of_many(place: Make) -> None:
 def test_who_waits_for_the_lock_of_a_process_that_is_killed_has_it_within_10_ms(
     place: Make,
 ) -> None:
-    """The median of many kills: either process waits for a CPU, where there is much to do.
+    """The median of many kills, because each process may wait for a CPU on a busy machine.
 
-    It is the time from the kill to the end of the other's cuMemAlloc. What the dead have counts
-    until the agent has noticed.
+    It is the time from the kill to the end of the waiting process' cuMemAlloc. The memory of the
+    killed process counts until the agent has noticed the kill.
     """
     here = place(memory=64 * MIB)
     here.libraries = groups.libraries(steps=True)

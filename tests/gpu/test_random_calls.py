@@ -1,7 +1,7 @@
-"""Whatever processes call, in whatever order: the limit holds, and nothing is lost.
+"""Processes make random calls in a random order: the limit holds, and no memory is lost.
 
-What really lies on the GPU the stand-in for the driver knows, by accounts of its own. It keeps the
-most that there ever was, so one look at the end is a look after every call.
+The stand-in for the driver counts the memory on the GPU independently of the shim. It keeps the
+largest amount, so one check at the end covers every call.
 """
 
 import subprocess
@@ -38,7 +38,7 @@ def test_the_limit_holds_in_each_of_a_hundred_thousand_calls(
 
 
 def check(place: Make, seed: int, chunk: int, threads: int, calls: int) -> None:
-    """Two processes, each with so many calls."""
+    """Run two processes that make `calls` calls each, and check the limit."""
     limit = 160 * MIB
     here = place(memory=limit, behaviour=Behaviour(pool_chunk=chunk * MIB))
     commands = [

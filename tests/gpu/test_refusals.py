@@ -1,4 +1,4 @@
-"""What is missing or wrong is told in one line, and then nothing starts."""
+"""If something is missing or wrong, the process prints one line and does not start."""
 
 import random
 import socket
@@ -24,7 +24,7 @@ START = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0) != 8
 
 
 def refusal(here: Place) -> str:
-    """What a process says that cannot start."""
+    """The text that a process prints if it cannot start."""
     done = subprocess.run(
         [
             sys.executable,

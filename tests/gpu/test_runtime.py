@@ -41,7 +41,7 @@ def runtime(version: str) -> tuple[Path, int]:
 
 
 def questions_of(here: Place, version: str) -> list[Question]:
-    """What a program asks that calls the runtime."""
+    """The functions that a program of the CUDA runtime requests from the driver."""
     path, _ = runtime(version)
     log = here.directory / "questions"
     spy = here.directory / "spy"

@@ -15,9 +15,9 @@ Free = Callable[[Driver, int], None]
 
 
 class Way(msgspec.Struct, frozen=True):
-    """A way to allocate: what allocates so many bytes, and what frees them.
+    """A way to allocate: the call that allocates a number of bytes, and the call that frees them.
 
-    Its first outputs are what the driver writes: the handle, and for rows the pitch.
+    The first outputs of the call are the handle and, for rows, the pitch.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What the image leaves out of the API server's client is not needed."""
+"""podfabric does not need the parts of the API server's client that the image leaves out."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""What .ci/run does with failed tests: .ci/again runs each alone, three times."""
+"""`.ci/run` runs a failed test again: .ci/again runs each alone, three times."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What packages describe, names and sizes of the product's code, and where links lead."""
+"""The descriptions of packages, names and sizes of the product's code, and the targets of links."""
 
 import ast
 import re

@@ -1,6 +1,6 @@
 /*
- * A process waits for the shim's lock while another one is killed that has it, so many times. Prints for
- * each how long it took from the kill until the waiting process had allocated, in microseconds.
+ * A process waits for the shim's lock while the process that has the lock is killed, COUNT times. Prints
+ * for each kill the microseconds from the kill until the waiting process has allocated.
  *
  *   heir COUNT
  */

@@ -1,6 +1,6 @@
 /*
- * Processes that allocate and free at random, all that there is, for so many rounds each. Each ends with
- * 0 unless a call fails with something else than "out of memory".
+ * PROCESSES processes allocate and free all memory at random, for ROUNDS rounds each. A process exits
+ * with 0 unless a call fails with another error than "out of memory".
  *
  *   race PROCESSES ROUNDS BYTES
  */

@@ -37,7 +37,9 @@ def do(symbol: str, *arguments: object) -> None:
 
 
 def made(symbol: str, *arguments: object) -> int | None:
-    """A handle, or None where there is no memory: then what it would be in is as before."""
+    """The new handle, or `None` if the call runs out of memory. The call must not write a handle
+    then.
+    """
     handle = c_uint64(UNTOUCHED)
     result = call(symbol, byref(handle), *arguments)
     if result == OUT_OF_MEMORY:
@@ -53,7 +55,7 @@ Freeing = Callable[[], None]
 
 
 class Calls:
-    """What is allocated now, as what frees it."""
+    """Random calls. `held` has the call that frees each current allocation."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -131,7 +133,7 @@ class Calls:
         return self.freed("cuArrayDestroy", made("cuArray3DCreate_v2", described))
 
     def of_context(self) -> Freeing | None:
-        """What a context has, which ends with it."""
+        """Allocate memory in a new context. The end of the context frees the memory."""
         symbol = self.random.choice(("cuCtxCreate", "cuCtxCreate_v2"))
         context = made(symbol, 0, 0)
         for _ in range(self.random.randrange(4)):

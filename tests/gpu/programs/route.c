@@ -41,7 +41,7 @@ static void *must(void *found, const char *what)
     return found;
 }
 
-/* What cuGetProcAddress answers, of either version, fetched through itself once more. */
+/* The function that cuGetProcAddress returns, in both versions, after it has returned itself. */
 static void *through_itself(const char *name, int version)
 {
     address_function *ask = (address_function *)must(dlsym(handle, "cuGetProcAddress_v2"), "v2");

@@ -105,7 +105,8 @@ def test_a_node_is_left_although_a_look_at_it_failed(
         leaving.close()
     assert leaving.empty
     assert [message for message in caplog.messages if "until empty" in message] == [
-        "serving until empty: what cannot be counted ([Errno 24] Too many open files) left",
+        "serving until empty: attachments that cannot be counted "
+        "([Errno 24] Too many open files) left",
         "serving until empty: 1 address left",
         "serving until empty: nothing left",
     ]

@@ -52,5 +52,5 @@ def test_changes_that_need_a_start_are_logged_once_and_not_taken(
     for _ in range(2):
         limits.parts(config(UNITS, on_overuse="kill"))
     assert [record.message for record in caplog.records] == [
-        "gpuLimits: other settings count when the agent starts again"
+        "gpuLimits: the new settings apply when the agent starts again"
     ]

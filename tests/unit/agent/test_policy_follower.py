@@ -175,7 +175,7 @@ def test_a_policy_whose_subjects_cannot_be_read_is_for_all_pods(
         other = allowance.of_pod(node.source(), Pod("team-b", "p"))
         assert other.titles() == ("odd/unreadable",)
         until(lambda: server.events, what="event")
-        assert "allows their pods nothing" in server.events[0].message
+        assert "allows nothing for their pods" in server.events[0].message
 
 
 def test_a_damaged_file_is_told_and_written_again(

@@ -90,7 +90,7 @@ def test_the_watchdog_is_told_for_as_long_as_the_server_lives(
         lives[0] = True
         manager.settimeout(PATIENCE)
         assert manager.recv(99) == b"WATCHDOG=1"
-    assert caplog.messages == ["the agent does not serve: systemd is going to end it"]
+    assert caplog.messages == ["the agent does not serve: systemd will end it"]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_later_entry_that_was_torn_leaves_the_one_before(journal: Journal, behin
     first = len(to_bytes(_entry()))
     for length in range(first, len(content) - 2):
         assert from_bytes(content[:length] + behind, "x.json") == _entry()
-    # What a killed writer left does not join the next entry.
+    # The rest of a killed writer's line does not join the next entry.
     path = journal.path_of(_entry().attachment)
     path.write_bytes(content[: first + 40])
     journal.write(_later())

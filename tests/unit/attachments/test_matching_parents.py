@@ -54,7 +54,7 @@ def test_parent_on_a_port_that_works_comes_first(server: Holding) -> None:
     _down(server, 2)
     assert ipoib(server, "net1") == "ib2"  # nothing else is better
     assert ipoib(server, "net2") == "ib0"
-    assert ipoib(server, "net3", master=["ib0", "ib1"]) == "ib0"  # as it is written
+    assert ipoib(server, "net3", master=["ib0", "ib1"]) == "ib0"  # as in the configuration
 
 
 @pytest.mark.parametrize("key", ["deviceID", "pciBusID", "runtimeConfig"])

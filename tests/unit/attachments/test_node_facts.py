@@ -1,4 +1,4 @@
-"""What the node shows of addresses in use, for a store that is opened or built again."""
+"""The node's records of used addresses, for a store that is opened or rebuilt."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Sweeps of several plugins: one that fails does not stop the others."""
+"""Sweeps of several plugins: a failure of one plugin does not stop the next sweeps."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,7 +72,7 @@ def addresses(paths: Paths) -> AddressPlugin:
 
 
 def killed(plugin: InterfacePlugin, container_id: str) -> Attachment:
-    """What an ADD left that was killed."""
+    """Leave the attachment of a killed ADD."""
     entry = JournalEntry(
         plugin=plugin.name,
         network="fabric",

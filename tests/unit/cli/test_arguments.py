@@ -42,7 +42,7 @@ def test_what_can_be_meant_is_taken(of: Callable[[str], object], text: str, valu
 @pytest.mark.parametrize(
     ("of", "texts", "expected"),
     [
-        (arguments.file, ("",), "it is empty: name a file, or leave the option out"),
+        (arguments.file, ("",), "the path is empty: write a path, or remove the option"),
         (arguments.namespace, ("", "a/b", "/"), "the name of a namespace"),
         (arguments.pod, ("", "/", "a/", "/a", "a//b", "a/b/c"), "a pod's name, or namespace/name"),
     ],
@@ -59,7 +59,7 @@ def test_what_cannot_be_meant_says_what_was_expected(
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (["devices", "--config", ""], "argument --config: it is empty: name a file"),
+        (["devices", "--config", ""], "argument --config: the path is empty: write a path"),
         (["explain", ""], "argument POD: '': expected a pod's name, or namespace/name"),
         (["explain", "a/b/c"], "argument POD: 'a/b/c': expected a pod's name, or namespace/name"),
         (["explain", "a/"], "argument POD: 'a/': expected a pod's name, or namespace/name"),

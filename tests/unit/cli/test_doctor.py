@@ -377,7 +377,7 @@ def _kubelets(paths: Paths, held: dict[str, list[str]], registered: dict[str, li
     ("registered", "status", "words"),
     [
         ({"rdma/hca": [f"{FIRST}-0"]}, "ok", "1 of our 512 ids"),
-        ({"rdma/hca": ["mlx5_0", f"{FIRST}-0"]}, "failed", "not ours: mlx5_0"),
+        ({"rdma/hca": ["mlx5_0", f"{FIRST}-0"]}, "failed", "not podfabric's: mlx5_0"),
         ({"nvidia.com/gpu": ["GPU-0"]}, "failed", "does not have it"),
         ({}, "not applicable", "no resource"),
     ],

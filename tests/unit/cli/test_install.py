@@ -303,7 +303,7 @@ def test_directory_of_an_unset_variable_is_not_the_current_one(
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(SystemExit):
         _podfabric(part, "--bin-dir", "")
-    assert "--bin-dir: it is empty" in capsys.readouterr().err
+    assert "--bin-dir: the path is empty" in capsys.readouterr().err
     assert not any((tmp_path / "here").iterdir())
 
 

@@ -45,7 +45,7 @@ class Process:
 
     @property
     def estimate(self) -> float:
-        """What the gate takes one launch for."""
+        """The time that the gate assumes for one launch."""
         return self.kernel * self.wrong
 
     @property
@@ -159,7 +159,7 @@ def each_corrected(
 
 @dataclass
 class Simulation:
-    """Groups on one GPU, with a controller that is told of their use `late` ticks later."""
+    """Groups on one GPU, with a controller that sees their use `late` ticks later."""
 
     groups: Mapping[str, Group]
     controller: Controller = each_corrected

@@ -97,7 +97,7 @@ def test_other_gpus_get_new_files_unless_a_process_uses_the_old_ones(groups: Gro
 
 
 def test_what_another_process_of_the_node_changes_is_read_at_once(groups: Groups) -> None:
-    """What was read is kept until the files have changed."""
+    """`read` returns the same object until the files change."""
     other = Groups(groups.root, regions=PlainRegions())
     other.make("g", limit())
     assert groups.read("g") is groups.read("g")

@@ -1,4 +1,4 @@
-"""What a tenant writes into its region: the agent reads numbers that can be, or an error."""
+"""A tenant writes anything into its region: the agent reads valid numbers, or raises an error."""
 
 import os
 import struct

@@ -13,7 +13,9 @@ LATE = 0.07  # seconds after a period, when the driver tells its samples
 def _asked(
     busy: dict[int, list[tuple[float, float]]], window: float, *, ticks: int
 ) -> dict[int, float]:
-    """What is found of processes that use the GPU in these times (from, to), asked each tick."""
+    """The sampled times of processes that use the GPU in these periods (from, to), sampled each
+    tick.
+    """
     sampled = SampledTime()
     found = dict.fromkeys(busy, 0.0)
     for tick in range(ticks + 1):

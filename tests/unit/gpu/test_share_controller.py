@@ -64,7 +64,7 @@ def _in_force(groups: Groups, group: str) -> tuple[float, float]:
 
 
 def _settled(groups: Groups, group: str) -> float:
-    """What the gates see of what the group owes, seconds of GPU time."""
+    """The settled time that the gates read, in seconds of GPU time."""
     return round(groups.read(group).limit.settled_ns / NS, 3)
 
 
@@ -124,7 +124,9 @@ def test_a_group_that_pays_more_than_it_uses_gets_the_rest_back_and_pays_less(
 def test_what_is_settled_stays_when_limits_are_changed_or_written_again(
     groups: Groups, control: Control
 ) -> None:
-    """It counts from the first one on: another number would move what the group owes again."""
+    """The settled time counts from the first value. Another value would change the group's debt
+    again.
+    """
     _made(groups, "a", 0.5)
     for _ in range(3):
         control({("a", A): 0.5}, (A, B))

@@ -1,4 +1,4 @@
-"""What each part of the gate and of the controller is for: without it, a simulation fails."""
+"""Each part of the gate and of the controller is needed: without the part, a simulation fails."""
 
 from collections.abc import Callable
 

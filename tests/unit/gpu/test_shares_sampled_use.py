@@ -25,7 +25,7 @@ def test_utilization_that_is_told_a_tick_late_still_comes_right(kernel: float) -
 
 
 def _sampled(period: int) -> Controller:
-    """The controller, whose driver tells hundredths of each period of so many ticks."""
+    """A controller whose driver reports hundredths of each `period` (ticks)."""
     used: dict[str, float] = defaultdict(float)
     ticks = itertools.count()
 

@@ -72,7 +72,7 @@ def attr(kind: int, payload: bytes) -> bytes:
 
 
 def old_vf_info(index: int, mac: bytes, spoofchk: int = 0xFFFFFFFF) -> bytes:
-    """What Linux 3.10 reports of a VF."""
+    """The attributes that Linux 3.10 reports for a VF."""
     info = attr(1, struct.pack("=I", index) + mac.ljust(32, b"\0"))  # ifla_vf_mac
     info += attr(2, struct.pack("=III", index, 20, 1))  # ifla_vf_vlan
     info += attr(3, struct.pack("=II", index, 500))  # ifla_vf_tx_rate
@@ -80,7 +80,9 @@ def old_vf_info(index: int, mac: bytes, spoofchk: int = 0xFFFFFFFF) -> bytes:
 
 
 def vf_info(index: int, mac: bytes, *, setting: int = 1, state: int = 1, guid: int = 0) -> bytes:
-    """What Linux 6 reports of a VF, in its order (rtnl_fill_vfinfo), with statistics."""
+    """The attributes that Linux 6 reports for a VF, in its order (rtnl_fill_vfinfo), with
+    statistics.
+    """
     counters = b"".join(attr(kind, struct.pack("=Q", 9)) for kind in range(1, 9))
     tag = struct.pack("=III", index, 100, 5) + b"\x88\xa8\0\0"  # ifla_vf_vlan_info
     return (

@@ -1,4 +1,4 @@
-"""What podfabric's messages have that pyroute2's have not, byte for byte.
+"""The parts of podfabric's messages that pyroute2's messages lack, byte for byte.
 
 The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits.
 """

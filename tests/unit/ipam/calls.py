@@ -30,7 +30,7 @@ Json = Mapping[str, object]
 
 
 class How(TypedDict, total=False):
-    """What of a call may differ from the usual one; `config` is added to the configuration."""
+    """The values of a call that differ from the default. `config` is added to the configuration."""
 
     network: str
     ifname: str
@@ -162,7 +162,7 @@ def owner(container_id: str, *, network: str = "n1", ifname: str = "eth0", pod: 
 
 
 def reservation(address: str, container_id: str, **how: str | int) -> Reservation:
-    """A reservation of this boot in network n1, but for what `how` says."""
+    """A reservation of this boot in network n1, with the changes in `how`."""
     usual = Reservation(
         domain="",
         address=address,

@@ -52,7 +52,7 @@ def delegation(node: Calls, bin_dir: Path, *allowed: str) -> Delegation:
 
 
 def chosen(command: str, ipam_type: str, bin_dir: Path, node: Calls) -> IpamCall:
-    """What a node answers that allows the type."""
+    """The call of the IPAM plugin, on a node that allows the type."""
     ipam = delegation(node, bin_dir, ipam_type).of(asked(command, ipam_type))
     assert ipam is not None
     return ipam

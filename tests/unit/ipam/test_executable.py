@@ -1,4 +1,4 @@
-"""`podfabric-ipam` as it is started: its calls wait for each other, and need their client."""
+"""The executable `podfabric-ipam`: its calls wait for each other, and need their client."""
 
 import threading
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def test_add_is_undone_if_its_client_goes_while_it_reserves(
 def test_call_of_a_client_that_has_gone_changes_nothing(
     node: Calls, executable: IpamExecutable, command: str
 ) -> None:
-    """What it was to change may be a later attachment's by now."""
+    """The address may belong to a later attachment by now."""
     node.add(POOL)
     before = node.held()
     work: dict[str, Callable[[], object]] = {

@@ -172,4 +172,4 @@ def test_a_kill_while_the_store_is_built_again_leaves_one_that_works(
 
 
 def silent(line: str) -> None:
-    """Ignore what is said."""
+    """Ignore the line."""

@@ -28,7 +28,7 @@ BOOTS = ("boot-a", "boot-b")
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Who holds an address in the model."""
+    """The holder of an address in the model."""
 
     attachment: Attachment
     pod: str
@@ -38,7 +38,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Model:
-    """What a store must do, in the simplest words."""
+    """The simplest store: a model of the real store."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, int], Held] = {}
@@ -79,7 +79,9 @@ class Model:
         return chosen
 
     def _elsewhere(self, range_: Range, segment: str, *, alive: bool) -> set[int]:
-        """What other domains hold on the segment; only of this boot, if `alive`."""
+        """The addresses that other domains hold on the segment. If `alive`, only those of this
+        boot.
+        """
         return {
             address
             for (domain, address), held in self.held.items()

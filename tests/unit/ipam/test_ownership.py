@@ -1,4 +1,4 @@
-"""Whose an address is: sandboxes, pods and boots, and what is taken back."""
+"""The owner of an address (sandbox, pod, boot), and addresses that a node takes back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a call costs in a pool that is large: counted in steps of SQLite, not in seconds."""
+"""The cost of a call in a large pool, counted in steps of SQLite, not in seconds."""
 
 from collections.abc import Callable
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Whose addresses a request gets: by config.yaml, and by the definition."""
+"""The scope of a request's addresses, by config.yaml and by the definition."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The configuration of `ipoib`: what it means, and what each mistake is told."""
+"""The configuration of `ipoib`: its meaning, and the error text of each mistake."""
 
 import json
 from typing import Any

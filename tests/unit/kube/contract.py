@@ -1,4 +1,4 @@
-"""What every implementation of ClusterApi does: the stand-in here, the real one in tests/api.
+"""Tests of every implementation of ClusterApi: the stand-in here, and the real client in tests/api.
 
 A subclass has a fixture `api`. Each test has a range of its own (`pool`, `block`), so that one
 server can serve all of them.

@@ -35,7 +35,7 @@ class Election:
 
     @property
     def lease(self) -> Lease:
-        """The Lease as it is now."""
+        """The current Lease."""
         return self.api.look(Lease, "controller", "podfabric")
 
     def run(self, seconds: float, *processes: Process) -> None:

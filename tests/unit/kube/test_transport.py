@@ -1,4 +1,4 @@
-"""The client of the API server, against a server that fails as it is told.
+"""The client of the API server, with a server whose answers and failures each test chooses.
 
 tests/api has what a real server does with its requests.
 """
@@ -55,8 +55,9 @@ class Request:
 
 
 class Reply:
-    """What the server does: it answers, or it cuts the connection (`status` 0). An answer with
-    `goes_on` does not end until the client has gone."""
+    """The server's reply: an answer, or a cut connection (`status` 0). An answer with `goes_on`
+    does not end until the client has gone.
+    """
 
     def __init__(
         self, status: int, body: object = None, *, goes_on: bool = False, **headers: str
@@ -337,7 +338,9 @@ def test_pages_that_always_expire_are_unavailable(server: Server, api: Kubernete
 
 def test_what_is_no_block_is_refused(server: Server, api: KubernetesApi) -> None:
     server.replies = [Reply(200, b"<html>a proxy</html>")]
-    with pytest.raises(Refused, match="get AddressBlock x: the answer has another form"):
+    with pytest.raises(
+        Refused, match="get AddressBlock x: the API server's answer cannot be decoded"
+    ):
         api.get(AddressBlock, "x")
 
 

@@ -16,7 +16,7 @@ class Asker(msgspec.Struct, frozen=True):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What an attachment asks for: P_Keys, VLANs and networks by number, options by key."""
+    """The values that an attachment requests. Options are pairs of key and value."""
 
     pkey: int | None = None
     vlan: int | None = None
@@ -25,7 +25,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def allowed(rules: Document, asker: Asker, wish: Wish) -> bool | None:
-    """Whether the rules allow it; None if no rule is for the pod."""
+    """Whether the rules allow the wish. Returns `None` if no rule is for the pod."""
     matching = [rule for rule in rules if any(_is_for(each, asker) for each in rule["subjects"])]
     if not matching:
         return None

@@ -1,4 +1,4 @@
-"""What rules decide: as a whole for `use`, one by one for options, and as a plain model."""
+"""The decisions of rules (one rule for all of `use`, any rule for an option), and a plain model."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class Known:
         return self._labels
 
     def of(self, rules: Policy) -> Policy:
-        """The rules, for which it is asked."""
+        """The rules, with these labels for every namespace."""
         return msgspec.structs.replace(rules, labels=self.labels)
 
 

@@ -1,4 +1,4 @@
-"""The file of the cluster's policies: whole or refused, and what is in force by it."""
+"""The file of the cluster's policies: it is whole or refused, and its rules are active."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def policies(
 
 
 def unknown(path: Path) -> str:
-    """Why the file is of no use: an ADD is told to come again."""
+    """The error text of a file that cannot be used. The error asks the runtime to try again."""
     with pytest.raises(CNIError) as raised:
         stored_policies.load(path)
     assert raised.value.code == Code.TRY_AGAIN

@@ -1,4 +1,4 @@
-"""Rules as an administrator writes them: each key is read, and each mistake is told by its key."""
+"""The rules of an administrator: each key is read, and the error of a mistake names the key."""
 
 import ipaddress
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_a_star_allows_every_value_of_its_kind() -> None:
     ("change", "said"),
     [
         ({"nam": "b"}, 'rules[0].nam: unknown key: did you mean "name"?'),
-        ({"name": "a b"}, "rules[0].name: 'a b': write letters"),
+        ({"name": "a b"}, "rules[0].name: 'a b': write at most 63 letters"),
         ({"name": 7}, "rules[0].name: 7: expected str"),
         ({"subjects": []}, "rules[0].subjects: is empty"),
         ({"subjects": [{}]}, "rules[0].subjects[0]: is empty"),
@@ -163,7 +163,7 @@ def test_a_mistake_is_told_by_its_key(change: dict[str, Any], said: str) -> None
         ({"key": "k", "operator": "In"}, ".values: operator In needs 1 to 256 values"),
         (
             {"key": "k", "operator": "Exists", "values": ["v"]},
-            ".values: operator Exists takes none",
+            ".values: operator Exists takes no values",
         ),
     ],
 )

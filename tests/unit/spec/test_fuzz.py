@@ -14,7 +14,7 @@ from tests.unit.spec.spoken import CONFIG, ENVIRON, Trivial
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "NOPE", "")
 VARIABLES = (*ENVIRON, "CNI_ARGS", "CNI_NETNS_OVERRIDE")
 
-# What an environment can hold: any bytes but NUL, as the interpreter decodes them.
+# An environment can hold all bytes except NUL, as the interpreter decodes them.
 values = st.binary(max_size=20).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
 environs = st.dictionaries(st.sampled_from(VARIABLES), values).flatmap(
     lambda given_values: st.builds(

@@ -1,4 +1,4 @@
-"""What a GC request says is alive: present, null and missing are three things."""
+"""The living attachments in a GC request: a list, null and a missing key differ."""
 
 import json
 from typing import Any

@@ -38,7 +38,7 @@ def nested(levels: int) -> bytes:
 
 
 def listing(values: int) -> bytes:
-    """An object that holds so many values: a list, and what is in it."""
+    """An object that holds `values` values: a list and its items."""
     return json.dumps({"a": [1] * (values - 1)}).encode()
 
 

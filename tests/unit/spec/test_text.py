@@ -1,4 +1,4 @@
-"""What a tenant wrote, as it stands in errors."""
+"""Text of a tenant in error texts."""
 
 import json
 

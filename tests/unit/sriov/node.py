@@ -1,7 +1,7 @@
 """An artificial node: PFs and VFs in a tree of files, interfaces and RDMA devices in memory.
 
-What `cni.sriov` asks of the kernel goes to it, function by function, and every change is noted in
-`calls`, in order. Nothing leads to this machine's devices.
+It replaces the functions with which `cni.sriov` calls the kernel. `calls` has every change, in
+order. Nothing leads to this machine's devices.
 """
 
 from collections.abc import Iterator, Sequence

@@ -61,9 +61,10 @@ def _selected(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _as_multus_calls(definition: dict[str, Any], selection: dict[str, Any]) -> Request:
-    """What the pod requests and the definition has the capability for.
+    """The request that Multus sends: the values that the pod selects and for which the definition
+    has the capability.
 
-    And the device, if the definition says of which resource it is.
+    Has the device, if the definition names its resource.
     """
     config = json.loads(definition["spec"]["config"])
     able = {key for key, on in config.get("capabilities", {}).items() if on}

@@ -1,4 +1,4 @@
-"""What a restoration of RDMA devices takes for gone, and for moving."""
+"""RDMA devices that a restoration counts as gone, and as moving."""
 
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,7 @@
 """From an option to the request for the PF's driver, and to the one that restores it.
 
-The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits. What
-comes before them, and each GUID alone, are in tests/unit/host/test_vfs.py.
+The bytes were worked out from linux/if_link.h, for a little endian machine of 64 bits.
+tests/unit/host/test_vfs.py has the bytes before these, and each GUID alone.
 """
 
 import errno

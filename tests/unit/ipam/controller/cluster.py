@@ -90,7 +90,7 @@ class Cluster:
         return self.rounds
 
     def world(self) -> World:
-        """What the API server has now."""
+        """The objects that the API server has now."""
         return read_world(self.client, lambda: self.now)
 
     def round(self) -> Seen:
@@ -190,6 +190,6 @@ class Cluster:
         return {each.metadata.name: each.spec.state for each in kept}
 
     def answer(self, name: str) -> None:
-        """What a living holder does when it sees its block fenced."""
+        """Make the block Active again, as a living holder does when its block is fenced."""
         block = self.api.look(AddressBlock, name)
         self.api.update(replace(block, spec=replace(block.spec, state="Active")))

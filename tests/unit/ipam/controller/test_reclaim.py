@@ -124,7 +124,7 @@ def test_another_boot_with_another_store_frees_the_blocks_of_the_former_boot() -
     ],
 )
 def test_what_proves_no_death_frees_nothing(change: dict[str, Any], store: str) -> None:
-    """`store` leases another block on the machine as it is then."""
+    """`store` leases another block on the machine after the change."""
     cluster = _cluster()
     node = cluster.change_node("gpu-1", **change)
     kept = {BLOCK: "Active"}

@@ -76,7 +76,7 @@ class Beside(Cluster):
         self.api.put(AnnotatedPod(metadata=meta))
 
     def allocations(self, name: str = NAME) -> Mapping[str, IPAllocation]:
-        """What the IPPool has."""
+        """The allocations in the IPPool."""
         return self.api.look(IPPool, name, NAMESPACE).spec.allocations or {}
 
     def placeholders(self, name: str = NAME) -> set[int]:
@@ -85,7 +85,9 @@ class Beside(Cluster):
         return {int(each) for each in found if found[each].is_placeholder}
 
     def status(self, name: str = NAME) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-        """What nodes are told: what is held, and what is on offer."""
+        """The addresses that the pool's status shows to nodes: those that are held, and those on
+        offer.
+        """
         status = self.api.look(AddressPool, name).status
         return status.held, status.offered
 

@@ -1,4 +1,4 @@
-"""What must hold of every node and the API server at any time (docs/developers/protocol.md)."""
+"""Invariants of every node and the API server, at any time (docs/developers/protocol.md)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def instance_of(node: ClusterNode) -> str:
 
 
 def audit(server: FakeApi, nodes: Sequence[ClusterNode]) -> None:
-    """I1, I3, I4 and I10: holds after any step, whatever failed."""
+    """Check I1, I3, I4 and I10, which hold after any step, even after a failure."""
     usable = [
         row for node in nodes for row in rows_of(node) if row.is_confirmed(node.boot, node.clock())
     ]

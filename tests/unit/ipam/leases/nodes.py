@@ -169,7 +169,7 @@ class ClusterNode:
         self.plugin.delete(request("DEL", ipam, container or f"{pod}-1", pod=pod))
 
     def steps(self, count: int = 1, seconds: float = 5.0) -> None:
-        """What the lessee does in a while, by steps of the clock."""
+        """Run steps of the lessee, each `seconds` after the last."""
         for _ in range(count):
             self.clock.now += seconds
             self.lessee.step()

@@ -77,7 +77,7 @@ def compare_struct(where: str, schema: Schema, type_: type[msgspec.Struct]) -> N
 
 
 def default(field: FieldInfo) -> object:
-    """What the code takes for a field that is not there."""
+    """The value that the code uses for a missing field."""
     if field.default is not msgspec.NODEFAULT:
         return field.default
     return field.default_factory()

@@ -54,7 +54,7 @@ def test_the_first_lease_of_a_pool_is_three_requests_and_the_next_ones_are_two(
     put_pool(server)
     node.add("p0")
     pool, post = ("get", "AddressPool"), ("create", "AddressBlock")
-    # To know it, and others; to see after the POST that it is so.
+    # The list reads all pools. The get after the POST reads the pool again.
     assert node.api.calls == {("list", "AddressPool"): 1, pool: 1, post: 1}
     node.api.calls.clear()
     for number in range(1, 20):  # 14 addresses are in the first block
@@ -122,7 +122,7 @@ def test_in_a_cluster_of_more_pools_than_one_list_shows_each_is_asked_for(
 
 
 def losses(count: int) -> Faults:
-    """Other nodes win the first so many claims."""
+    """Other nodes win the first `count` claims."""
     left = count
 
     def faults(verb: str, kind: str, name: str) -> Fault | None:
@@ -183,7 +183,7 @@ def test_blocks_that_a_list_has_shown_as_leased_are_not_tried_again(
 def test_a_confirmation_of_many_pools_is_three_requests(server: FakeApi, node: ClusterNode) -> None:
     put_pools(server)
     add_to_all(node, "p0")
-    node.steps(40)  # all statuses are told
+    node.steps(40)  # all statuses are published
     node.api.calls.clear()
     node.steps(1, 460.0)
     assert node.api.calls == CONFIRMED + Counter({("list", "AddressPool"): 1})

@@ -1,4 +1,4 @@
-"""Empty blocks go back, status is told, and the background thread does it all."""
+"""The background thread releases empty blocks and publishes their status."""
 
 import math
 import threading

@@ -42,7 +42,7 @@ def reserve(
     ifname: str = "",
     namespace: str = "ns",
 ) -> AddressReservation:
-    """What a user writes."""
+    """The reservation that a user writes."""
     spec = ReservationSpec(pool=POOL, owner=OwnerReference(kind=kind, name=owner, ifname=ifname))
     meta = Meta(name=name, namespace=namespace)
     return server.put(AddressReservation(metadata=meta, spec=spec))

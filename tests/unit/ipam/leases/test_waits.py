@@ -51,7 +51,7 @@ class Time:
 
 
 class NoClaims:
-    """What `Claims` have beside `claim`, for a node that leases nothing."""
+    """The methods of `Claims` except `claim`, for a node that leases nothing."""
 
     def low(self, wants: Sequence[Want]) -> None:
         pass
@@ -162,7 +162,7 @@ def test_a_call_that_waits_for_the_api_server_keeps_no_worker(worker: Worker) ->
 
 
 class Ending(NoClaims):
-    """Claims in vain; meanwhile a pod of this node ends."""
+    """Its claim fails, and meanwhile a pod of this node ends."""
 
     def __init__(self, local: SqliteStore, container: str) -> None:
         self.asked = 0

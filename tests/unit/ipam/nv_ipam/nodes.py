@@ -122,13 +122,13 @@ class NvNode(ClusterNode):
         return self.state / "nv-ipam/store"
 
     def seen(self, kind: str) -> tuple[NvPool, ...] | None:
-        """What a watch shows; None while the API server is away."""
+        """The pools that a watch shows, or `None` while the API server is down."""
         if self.api.down or self.server.down:
             return None
         return tuple(each for each in all_pools(self.server) if each.key.startswith(f"{kind}/"))
 
     def step(self, seconds: float = 5.0) -> None:
-        """What the agent does in a while."""
+        """Run one step of the agent, after `seconds`."""
         self.clock.now += seconds
         self.pools.step()
         self.lessee.step()
@@ -171,7 +171,7 @@ class World:
         return self.nodes[name]
 
     def settle(self, rounds: int = 3, seconds: float = 5.0) -> None:
-        """What controller and agents do in a while."""
+        """Run rounds of the controller and steps of the agents."""
         for _ in range(rounds):
             self.controller.round()
             for node in self.nodes.values():

@@ -18,7 +18,7 @@ BOOT = "boot-1"
 
 
 def thousand(count: int = 1000) -> bytes:
-    """A store with so many pods in 10.0.0.0/16, from 10.0.1.0 on."""
+    """A store with `count` pods in 10.0.0.0/16, from 10.0.1.0 on."""
     snapshot = '{"subnet":"10.0.0.0/16","startIP":"10.0.1.0","endIP":"10.0.16.255"}'
     entries = {
         f"c{number}_net1": {

@@ -21,7 +21,7 @@ def world(memory_path: Path) -> World:
 
 
 def prefixes(world: World) -> dict[str, str]:
-    """What each node leases."""
+    """The range that each node leases."""
     blocks = world.server.look_at_all(AddressBlock).items
     assert len({each.spec.holder.node for each in blocks}) == len(blocks)
     return {each.spec.holder.node: each.spec.range for each in blocks}
