@@ -182,7 +182,7 @@ def test_why_ids_are_not_handed_out_is_told(shell_of: ShellOf, tmp_path: Path) -
     reasons = {known: " ".join(rows[known]["offered"][0]["unfit"]) for known in rows}
     assert f"is held by id {first}-3 of an earlier configuration" in reasons[first]
     assert "is in another network namespace" in reasons[second]
-    assert "delete that pod" in reasons[third]
+    assert "delete the holder's pod" in reasons[third]
     assert all(reasons[known] == "" for known in servers.DGX_HCAS[3:])
     table, _, why = out.partition("UNHEALTHY")
     assert table.count("unhealthy") == 3

@@ -96,7 +96,7 @@ def test_a_node_without_a_driver_or_with_half_of_one_is_an_error(root: Path) -> 
         installed(root)
     install(root)
     (root / f"usr/lib64/libnvidia-ml.so.{VERSION}").unlink()
-    with pytest.raises(HostError, match=f"without libnvidia-ml.so.{VERSION}"):
+    with pytest.raises(HostError, match=f"but no libnvidia-ml.so.{VERSION}"):
         installed(root)
 
 
