@@ -213,9 +213,9 @@ class Delegation:
 
         `added` says whether the journal has an ADD with the same configuration. `None` means that
         the journal is damaged. A plugin that an ADD ran runs again, even if the rules no longer
-        allow the plugin. Another plugin may be forbidden or impossible to start. Then this returns
-        `None`, because the plugin has nothing to release, or raises CNIError if the journal is
-        damaged.
+        allow the plugin. The rules may forbid any other plugin, or it may be impossible to start
+        that plugin. Then this returns `None`, because the plugin has nothing to release, or raises
+        CNIError if the journal is damaged.
         """
         config = request.config.ipam
         if added or not config.type:

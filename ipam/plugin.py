@@ -86,7 +86,7 @@ class AddressPlugin:
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
-        """The pod's allowance that remains after its configuration.
+        """The part of the pod's allowance that remains after the network configuration is applied.
 
         Raises CNIError 121 if the rules do not allow the configuration, and 5 or 11 if the rules
         cannot be read.
@@ -186,7 +186,7 @@ class AddressPlugin:
             )
 
     def gc(self, request: Request) -> None:
-        """Release addresses of this network's attachments that the runtime does not list."""
+        """Release the addresses of attachments that are in this network but not in the request."""
         valid = request.config.valid_attachments
         if valid is None:
             why = 'it has no "cni.dev/valid-attachments"'

@@ -81,8 +81,9 @@ def settings(path: Path) -> AddressSettings:
 
 
 def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """The options and sets in a request's configuration. The addresses of nv-ipam's pools are
-    missing. Raises CNIError 4 or 7."""
+    """The options and sets in a request's configuration.
+
+    The result does not have the addresses of nv-ipam's pools. Raises CNIError 4 or 7."""
     if is_nv_ipam(request.config):
         return translate.declared(request.config, request.arguments)
     options = ipam_options.read(request.config)

@@ -77,8 +77,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     kind that podfabric writes, or whose labels it uses.
 
     If the metadata is larger than `MOST_METADATA`, podfabric does not read its labels, annotations,
-    finalizers and owners, and a write removes them. This limits kinds that a node or a tenant
-    writes, because no schema limits their labels.
+    finalizers and owners, and a write removes them. The limit is for kinds that a node or a tenant
+    writes, because no schema limits the labels of such objects.
     """
 
     API: ClassVar[str]

@@ -133,8 +133,8 @@ class PolicyFollower(StepThread):
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
         """Return the policy that becomes active.
 
-        For an unreadable policy this is its last readable form, or else its subjects without
-        allowed values.
+        If the policy is unreadable, its last readable form stays active. If it has none, its
+        subjects are active, and nothing is allowed for their pods.
         """
         stored = policy.stored()
         if stored == last:

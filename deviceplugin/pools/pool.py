@@ -70,7 +70,8 @@ def pools(
 
 
 def used_netdevs(paths: Paths) -> frozenset[str]:
-    """The interfaces of this network namespace's IPv4 default routes, and all interfaces below.
+    """The interfaces that have an IPv4 default route in this network namespace, and all interfaces
+    below them.
 
     A bond or bridge has its members below it, and a VLAN has its parent below it (lower_* in
     sysfs).

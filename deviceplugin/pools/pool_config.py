@@ -58,7 +58,7 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_gpu_limits(self) -> bool:
-        """Whether containers may have parts of GPUs, which have limits."""
+        """Whether containers may get parts of GPUs. Such parts have limits."""
         return any(pool.mode != "replicas" for pool in self.gpus)
 
 

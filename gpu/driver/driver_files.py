@@ -1,4 +1,5 @@
-"""Finds the files of NVIDIA's driver, and lists the mounts of driver and shims in a container.
+"""Finds the files of NVIDIA's driver. Lists the mounts that bring the driver and the shims into a
+container.
 
 In the container, each shim has all names of the driver's library that it replaces. The driver's own
 library is mounted at a path outside of the loader's directories, and the shim is linked with this
@@ -70,7 +71,7 @@ class InstalledDriver(msgspec.Struct, frozen=True):
 def resolved(root: Path, path: str) -> str | None:
     """Follow the links in a path below `root` as chroot(2) to `root` does.
 
-    Returns the path below `root` without links, or `None` if it does not exist.
+    Returns the path below `root` with all links resolved, or `None` if the path does not exist.
     """
     done: list[str] = []
     pending = path.split("/")[::-1]

@@ -67,7 +67,7 @@ class Holders:
 
 
 def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
-    """Each group whose container has started, with the key of the allocation that names it."""
+    """Each group whose container has started, and the key of its allocation."""
     for entry in allocations:
         if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
             yield entry.gpu.group, entry.key

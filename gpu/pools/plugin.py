@@ -129,8 +129,8 @@ class GpuPools:
     def with_room(self) -> list[str]:
         """The addresses of GPUs with room for a container that has its HCAs but no GPU yet.
 
-        If exactly one container waits for its GPU, all its shares fit on each of these GPUs.
-        Otherwise the smallest share that its pool offers fits.
+        If exactly one container waits for a GPU, each of these GPUs has room for all shares of that
+        container. Otherwise the smallest share that its pool offers fits.
         """
         return sorted({address for pool in self._pools.values() for address in pool.with_room()})
 

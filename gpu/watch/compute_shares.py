@@ -52,7 +52,8 @@ class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
 def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
     """The observations of a group until `now_ns` (CLOCK_MONOTONIC).
 
-    The tenant can write any number into its region. A false number changes only its own share.
+    The tenant can write any number into its region. A false number changes only the share of the
+    tenant that wrote it.
     """
     counts = now_ns - _LONGEST_COUNTS * _NS <= use.longest_at <= now_ns
     longest = use.longest_ns / _NS if counts else 0.0

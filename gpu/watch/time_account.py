@@ -1,12 +1,12 @@
 """Compares the GPU time that a group paid for with the GPU time that it used.
 
-The gate makes a group pay an estimate before each launch. The driver reports the use up to a tick
-later. The use since any moment has two bounds:
+The gate makes a group pay an estimate before each launch. The driver reports the used time late, by
+at most one tick. The use since any moment has two bounds:
 
     use of the finished launches  <=  use  <=  use of all launches
 
-A group that used more than it paid must pay the difference. A group that paid more for its finished
-launches than it used gets a refund of the difference. `after_tick` settles both.
+A group that used more than it paid must pay the difference. If a group paid more for its finished
+launches than it used, it gets the difference back. `after_tick` settles both.
 
 kappa = use / estimate is the factor that corrects the estimates. Its two bounds come from the
 estimates of the finished launches and of all launches.

@@ -113,9 +113,9 @@ class NetlinkSocket:
     ) -> Any:  # noqa: ANN401 - a message of the same class
         """Send a request that has one answer. Returns the answer, decoded.
 
-        Returns `None` if NLM_F_ACK in `flags` brings only an acknowledgement. The changes in
-        `after` are sent first, in the same datagram. Raises NetlinkError for the request, and
-        HostError for a change as `change` does.
+        Returns `None` if `flags` has NLM_F_ACK and the kernel answers only with an acknowledgement.
+        The changes in `after` are sent first, in the same datagram. Raises HostError if a change in
+        `after` is refused, otherwise NetlinkError if the request is refused.
         """
         before = (_encoded(change.kind, change.message, change.flags) for change in after)
         self.send(*before, _encoded(kind, message, flags))
@@ -126,7 +126,10 @@ class NetlinkSocket:
         return None
 
     def _answer(self, changes: Sequence[ChangeRequest]) -> tuple[int, bytes]:
-        """The answer to the last request. Raises HostError if a change before it was refused."""
+        """The answer to the last request.
+
+        Raises HostError if the kernel refused a change that was sent before that request.
+        """
         failure: HostError | None = None
         first = self._first
         for number, reply, _, part in self._replies():

@@ -1,9 +1,9 @@
 """Reads PCI functions and auxiliary devices from sysfs (PF, VF, driver, netdevs). Binds drivers.
 
-The directory `net/` of a device lists only interfaces in the network namespace of the sysfs mount,
-and so does `infiniband/` in the RDMA subsystem's exclusive mode. The device itself, its driver,
-`physfn` and `virtfn*` are visible in every namespace. A device that vanishes while it is read
-(hot-unplug, rebind) counts as absent.
+A device's directory `net/` lists only the interfaces in the network namespace of the sysfs mount.
+In the RDMA subsystem's exclusive mode, `infiniband/` lists only the RDMA devices in that namespace.
+The device itself, its driver, `physfn` and `virtfn*` are visible in every namespace. A device that
+vanishes while it is read (hot-unplug, rebind) counts as absent.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net, stable/sysfs-class-infiniband,
 drivers/base/bus.c.
@@ -103,7 +103,7 @@ def driver_of(paths: Paths, address: str) -> str:
 
 
 def netdevs(paths: Paths, address: str) -> list[str]:
-    """The netdevs in this namespace of the device with that canonical address."""
+    """The netdevs that the device at this canonical address has in this namespace."""
     return list(_netdevs(_device(paths, address)))
 
 

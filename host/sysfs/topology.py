@@ -144,9 +144,9 @@ def _location(paths: Paths, address: str) -> PciLocation | None:
 def _chain(link: str) -> tuple[str, tuple[str, ...]]:
     """The host bridge, and the functions on the path to a device; for an SF, the path to its PF.
 
-    A VMD has a host bridge of its own below a function. The outer bridge counts, and the chain
-    starts below the VMD. So two root ports of the VMD have distance PHB, and so has a root port of
-    the VMD to any device on the outer bridge.
+    A VMD has a host bridge of its own below a function. In this case the host bridge is the outer
+    one, and the chain starts below the VMD. So two root ports of the VMD have distance PHB, and so
+    has a root port of the VMD to any device on the outer bridge.
     """
     bridge = ""
     chain: list[str] = []

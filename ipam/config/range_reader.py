@@ -145,7 +145,7 @@ class RangeReader:
 
 
 def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The JSON path of the spelling that the range uses for a key, and the value.
+    """The JSON path of a key in the spelling that this range uses, and the key's value.
 
     If the key is missing, returns the path of the first spelling and "".
     """

@@ -75,7 +75,7 @@ class Rounds:
     """The memory of one leader between rounds. A new leader makes new `Rounds`.
 
     `clock` is monotonic, `wall` gives the times in statuses. `reclaim` is made for this leader, but
-    its counts continue from the leader before.
+    the counts in `reclaim` continue from the previous leader.
     """
 
     def __init__(

@@ -146,7 +146,10 @@ def read_map(written: str, total: int) -> bytes:
 
 
 def is_leased(bits: bytes, index: int) -> bool:
-    """Whether the bitmap shows a block as leased. False for a block beyond its end."""
+    """Whether the bitmap shows a block as leased.
+
+    Returns False if the block's index is beyond the end of the bitmap.
+    """
     return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
 
 

@@ -30,9 +30,9 @@ class LeasedView:
 
     After `narrowed`, `wants` has the sets without a free address in these blocks. `low` has the
     sets whose blocks have less than a quarter of their addresses free after this request.
-    `is_passed_over` says that the free addresses of the blocks cannot be used on this link. The pod
-    interface `sticky` gets only addresses that are reserved for its name, except from the pools in
-    `unreserved`.
+    `is_passed_over` says that the free addresses of the blocks cannot be used on this link. From
+    pools outside `unreserved`, the pod interface `sticky` gets only addresses that are reserved for
+    its name.
     """
 
     def __init__(

@@ -174,9 +174,10 @@ class Upkeep:
 
 
 def _look_every(pool: AddressPool | None) -> float:
-    """Seconds between two reads of the pool. One second for each block that can be leased before
-    the pool is scarce. Together, all nodes that keep a block read the pool at most ten times
-    a second."""
+    """Seconds between two reads of the pool.
+
+    One second for each block that can be leased before the pool is scarce. The nodes that have a
+    block of the pool read the pool at most ten times a second in total."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least

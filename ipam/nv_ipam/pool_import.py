@@ -3,8 +3,8 @@
 All pools share one space of addresses, so two pods never get the same address of overlapping pools.
 The blocks of an AddressPool are the blocks of an IPPool, or the prefixes of a CIDRPool. A node
 leases one prefix. Nodes also use this module to read a pool's gateways, routes and exclusions. Only
-the node in `status.allocations` uses the addresses of an entry, because its pods may have them from
-nv-ipam's daemon.
+the node that an entry of `status.allocations` names uses the entry's addresses, because pods of
+that node may have got them from nv-ipam's daemon.
 """
 
 import logging
@@ -255,8 +255,8 @@ def address_pool(pool: NvPool) -> AddressPool:
 class NvPools:
     """Makes and updates an AddressPool for each pool of nv-ipam. Each leader has its own object.
 
-    `items` returns the known pools, `close` stops following them. `kept_out` has, by the name of
-    the AddressPool, the addresses that no pod gets. It has none if two pools share an AddressPool.
+    `items` returns the known pools, `close` stops following them. `kept_out` has the addresses that
+    no pod gets, by the name of the AddressPool. It has none if two pools share an AddressPool.
     """
 
     def __init__(

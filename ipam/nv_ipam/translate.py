@@ -248,7 +248,8 @@ class PoolRange(Range, frozen=True, kw_only=True):
 def translate(
     config: NetworkConfig, arguments: Arguments, known: NodePools | None
 ) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
-    """The options of a call in our form, and the sets after the pod's requested addresses.
+    """The options of a call in podfabric's form, and the range sets. A requested address limits the
+    set of its pool to that address.
 
     `known` are the node's pools. Raises CNIError 7 for a request that the pools cannot satisfy, 4
     for wrong CNI_ARGS, 11 if the pools are not ready, 111 for an address of another node.

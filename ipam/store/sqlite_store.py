@@ -281,7 +281,9 @@ class SeenRanges:
 
 
 def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
-    """The usage of the ranges in `asked`, and of whole networks for other reserved ranges. Of
+    """The usage of each range in `asked`.
+
+    If reservations are in other networks, also the usage of each of these networks as a whole. Of
     more than MOST ranges, leaves out ranges without a reservation first. Takes a step for each run
     of taken addresses, and a step of SQLite for each reservation."""
     named = {(range_.domain, range_.network) for range_ in asked}
