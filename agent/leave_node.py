@@ -178,8 +178,8 @@ def remove(
 
 
 def remove_state(paths: Paths) -> None:
-    """Remove podfabric's files except the agent's lock. Removes the file that marks the removal
-    last.
+    """Remove podfabric's files except the agent's lock. The last file it removes is the one that
+    marks the removal.
 
     Raises OSError.
     """

@@ -2,8 +2,8 @@
 
 The module opens each component of the path relative to the previous component, and never through a
 symbolic link (openat(2), O_NOFOLLOW). So a tenant gains nothing by replacing a directory with a
-link meanwhile. The module examines the file before it opens the file (O_PATH), because opening a
-pipe can block for ever, and opening a device can start the device.
+link meanwhile. The module first examines the file through an O_PATH descriptor, and then opens it
+for reading. Opening a pipe can block for ever, and opening a device can start the device.
 """
 
 import os

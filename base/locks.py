@@ -3,9 +3,9 @@
 A lock file stands for a thing, such as an attachment. While a call holds the lock, no other call of
 this node uses the thing.
 
-filelock locks open descriptors, so the kernel releases a lock when its holder dies. This module has
-its own lock objects, because filelock's objects would double the cost of an address
-(docs/developers/design.md).
+The library `filelock` takes each lock on an open descriptor, so the kernel releases the lock when
+its holder dies. This module has its own lock objects, because filelock's objects would double the
+cost of an address (docs/developers/design.md).
 """
 
 import fcntl

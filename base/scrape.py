@@ -47,12 +47,12 @@ class Source(Collector):
 
 
 def gauge(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, float]) -> Metric:
-    """A gauge, with a value for each tuple of its labels' values."""
+    """A gauge, with one value for each combination of label values."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), samples)
 
 
 def counter(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, float]) -> Metric:
-    """A counter, with a value for each tuple of its labels' values."""
+    """A counter, with one value for each combination of label values."""
     return _filled(CounterMetricFamily(name, text, labels=labels), samples)
 
 

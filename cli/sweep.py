@@ -1,5 +1,6 @@
-"""`podfabric sweep`: runs once the sweep that an agent runs each minute, for a node without an
-agent.
+"""`podfabric sweep`: runs one sweep, on a node without an agent.
+
+An agent runs the same sweep each minute.
 """
 
 import argparse

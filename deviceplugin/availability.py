@@ -111,7 +111,7 @@ def changes(
 ) -> Iterator[tuple[str, str | None]]:
     """The differences between two results of `unavailable`: ids with the new reason or `None`.
 
-    The changed ids of an HCA that have the same reason are one item.
+    If several changed ids stand for the same HCAs and have the same reason, they form one item.
     """
     ids_by_reason: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
     for slot in pool.slots:
@@ -125,7 +125,9 @@ def changes(
 def _of_earlier_configuration(
     pool: Pool, held: Mapping[str, Allocation]
 ) -> Iterator[tuple[str, str]]:
-    """HCAs whose holder has the HCA alone, by an id that the pool no longer has; with reasons."""
+    """The HCAs that are held exclusively through an id that the pool no longer has, each with the
+    reason.
+    """
     for device_id, allocation in held.items():
         if pool.slot(device_id) is not None:
             continue

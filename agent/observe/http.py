@@ -116,7 +116,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
         return client, address
 
     def has_asked(self, client: socket.socket) -> None:
-        """Note that the client's request has come, so that the server does not drop the client."""
+        """Record that the client has sent its request. The server then does not drop the client."""
         with self._lock:
             self._silent.pop(client, None)
 

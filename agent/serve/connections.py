@@ -130,7 +130,10 @@ class LauncherConnection:
         self.state, self.deadline = ConnectionState.WAITING, deadline
 
     def make_buffer(self, deadline: float) -> None:
-        """Make a buffer for the whole request. The caller has room for `lacking` bytes."""
+        """Make a buffer for the whole request.
+
+        Call this only after `Room` has given the connection memory for `lacking` bytes.
+        """
         buffer = bytearray(self.lacking)
         buffer[: self._received] = self._buffer[: self._received]
         self._buffer = buffer
@@ -205,7 +208,10 @@ class LauncherConnection:
             return True
 
     def flush(self) -> bool:
-        """Send more of an answer that did not fit. Returns whether all of the answer is sent."""
+        """Send more of an answer that did not fit into the socket's buffer.
+
+        Returns whether all of the answer is sent.
+        """
         with self._lock:
             self._send()
             return not self.unsent
@@ -282,8 +288,9 @@ class Room:
             return True
 
     def admitted(self) -> list[LauncherConnection]:
-        """Give free memory to waiting requests, in their order. Returns the requests with new
-        memory.
+        """Give free memory to waiting requests, in their order.
+
+        Returns the requests that got memory in this call.
         """
         admitted: list[LauncherConnection] = []
         if not self._waiting:  # nearly always

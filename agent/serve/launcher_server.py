@@ -3,9 +3,9 @@ clients that hang up.
 
 Workers run the calls and send the answers.
 
-A slow client does not occupy a worker. A worker gets only complete requests, and this thread sends
-the rest of an answer that the client reads slowly. When a client hangs up or its deadline passes,
-its call ends at its next `checkpoint` (`base.interrupts`).
+A slow client does not occupy a worker. A worker gets only complete requests. If a client reads its
+answer slowly, this thread sends the rest of the answer. When a client hangs up or its deadline
+passes, its call ends at its next `checkpoint` (`base.interrupts`).
 """
 
 import gc

@@ -175,7 +175,9 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
-    """The offers by GPU address that the device plugin would make if it started now."""
+    """The offer of each GPU that the device plugin would make if it started now, by the GPU's
+    address.
+    """
     offers = {known.gpu.address: _Offer() for known in found}
     for config, mine in by_pool(node.config.gpus, found):
         if config.mode == "replicas":

@@ -25,7 +25,9 @@ from ipam.store.sqlite_store import SqliteStore
 
 
 class HeldRdmaDevice(msgspec.Struct, frozen=True):
-    """An RDMA device of a container, with the uverbs device numbers at its allocation."""
+    """An RDMA device of a container, with the uverbs device numbers that it had when it was
+    allocated.
+    """
 
     rdma: str
     uverbs: str  # "uverbs0"; "" if it had none

@@ -141,7 +141,7 @@ class ThisNode:
 
     @cached_property
     def unfit(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource and device id, the reason if the id cannot be allocated now."""
+        """The reasons why device ids cannot be allocated now, by resource and device id."""
         reasons = {}
         for pool in self.pools:
             name = pool.config.resource

@@ -85,7 +85,9 @@ def place_kept(path: Path) -> Path:
 
 
 def has_returned(path: Path) -> bool:
-    """Whether another project's file is at `path` again, although its earlier file was moved."""
+    """Whether another project's file is at `path` again, although `install` moved that project's
+    earlier file away.
+    """
     return is_foreign(path) and is_foreign(place_kept(path))
 
 

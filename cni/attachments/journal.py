@@ -254,7 +254,7 @@ class Journal:
 
         A later entry need not survive a power cut: after a reboot the kernel has nothing to undo,
         and a DEL or the sweep removes an entry of an earlier boot in any phase. A later entry is
-        appended, after an empty line, which ends the torn line of a killed writer.
+        appended after a line end. If a killed writer left a torn line, this line end closes it.
         """
         path, line = self._file_of(entry.attachment), to_bytes(entry)
         if entry.device:

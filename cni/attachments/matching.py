@@ -110,8 +110,8 @@ class Match:
     def using(self, hca: str, key: str, shown: str, *, parent: str = "") -> Allowance:
         """The allowance of the attachment on the HCA that `key` of the configuration selected.
 
-        If `parent` is not "", no other interface of the HCA counts. Raises NotAllowed if no rule
-        that allows the other options has the device.
+        If `parent` is not "", no other interface of the HCA counts. Raises NotAllowed unless a rule
+        that allows the other options also allows this device.
         """
         if self.allowance.has_every_device:
             return self.allowance

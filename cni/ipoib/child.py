@@ -6,8 +6,9 @@ A name does not identify a child, so each child has a mark:
 - the message that moves the child also sets an alias, made of the same key. So an IPoIB interface
   on the host with such an alias has come back from a dead namespace.
 
-The end of a namespace does not delete an IPoIB child inside: some time later the kernel moves the
-child to the initial namespace, down and under any name (ipoib_link_ops.netns_refund).
+When a namespace ends, the kernel does not delete an IPoIB child in it. Some time later the kernel
+moves the child to the initial namespace (ipoib_link_ops.netns_refund). The child is then down and
+may have any name.
 """
 
 import hashlib

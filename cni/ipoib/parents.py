@@ -137,7 +137,9 @@ def _given_parents(
 
 
 def _require_own_hca(plan: ChildPlan, match: Match) -> None:
-    """Raise CNIError if the pod holds other HCAs only, or if another pod holds the parent's HCA."""
+    """Raise CNIError if the pod holds HCAs but not the parent's, or if another pod holds the
+    parent's HCA.
+    """
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:

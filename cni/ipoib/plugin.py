@@ -1,7 +1,7 @@
 """The plugin `ipoib`: the steps of each verb, in order.
 
 If a step of an ADD fails, or on SIGTERM, the earlier steps are undone in reverse order. If the
-process is killed, the next DEL, GC or sweep undoes the steps with the journal.
+process is killed, the next DEL, GC or sweep reads the journal and undoes the steps.
 """
 
 from contextlib import ExitStack, suppress

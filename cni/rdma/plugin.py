@@ -1,4 +1,6 @@
-"""The plugin `rdma`: ADD moves RDMA devices and records them in the journal's entry of `sriov`."""
+"""The plugin `rdma`: ADD moves RDMA devices, and records them in the journal entry that `sriov`
+wrote.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +34,10 @@ class Rdma:
         self._journal = Journal(paths)
 
     def add(self, request: Request) -> dict[str, Any]:
-        """Move the RDMA devices of the VF that `sriov` has moved. Returns prevResult unchanged."""
+        """`sriov` has already moved the VF: move the VF's RDMA devices after it.
+
+        Returns prevResult unchanged.
+        """
         previous = results.previous_document(request)
         if previous is None:
             raise invalid_config(

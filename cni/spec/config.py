@@ -121,7 +121,10 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
-        """The immutable value that `make` computes from this configuration alone, computed once."""
+        """The value that `make` computes from this configuration.
+
+        It is computed once, so it must be immutable and depend on nothing else.
+        """
         if make not in self._derived:
             self._derived[make] = make(self)
         answer: T = self._derived[make]
@@ -299,7 +302,10 @@ def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
 
 
 def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
-    """The JSON value at `path` as `shape`. Raises CNIError 7, with the path of a wrong value."""
+    """Convert a JSON value to the type `shape`.
+
+    `path` is the value's place in the document. Raises CNIError 7, with the path of a wrong value.
+    """
     try:
         return msgspec.convert(value, type=shape)
     except msgspec.MsgspecError as error:

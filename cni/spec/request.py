@@ -120,7 +120,7 @@ def of_environ(
     network: str,
     netns_descriptor: int | None = None,
 ) -> Request:
-    """The request of these variables, which are not checked."""
+    """Make a request from these environment variables without checking them."""
     since = environ.get("PODFABRIC_UNANSWERED_SINCE", "")  # set by cni/launcher/launcher.c
     return Request(
         command=environ.get("CNI_COMMAND", ""),

@@ -40,7 +40,7 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceUnfit(CNIError):
-    """A device cannot serve the attachment. Another device may."""
+    """A device cannot serve the attachment. Another device may be able to."""
 
     def __init__(self, message: str, code: int = Code.INVALID_CONFIG) -> None:
         super().__init__(code, message)

@@ -1,8 +1,8 @@
 """The plugin `sriov`: the steps of each verb, in order.
 
 If a step of an ADD fails, or on SIGTERM, the earlier steps are undone in reverse order. If the
-process is killed, the next DEL, GC, sweep, or ADD for the same device undoes the steps with the
-journal.
+process is killed, the next DEL, GC, sweep, or ADD for the same device reads the journal and undoes
+the steps.
 """
 
 from typing import Any, ClassVar

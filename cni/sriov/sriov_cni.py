@@ -169,7 +169,7 @@ def _entry(
 
 
 def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
-    """Raise HostError if a namespace with processes has the VF and is none of `own`."""
+    """Raise HostError if the VF is in a namespace that has processes and is not one of `own`."""
     inodes = [namespace.inode for namespace in own if namespace is not None]
     for namespace in NetworkNamespace.every():
         with namespace:

@@ -107,7 +107,10 @@ class Streams:
             self._drop(stream)
 
     def changed(self, *, again: bool = False) -> None:
-        """Make every stream send the list if it has changed, or with `again` in any case."""
+        """Make every stream send the list if the list has changed.
+
+        With `again`, every stream sends it even if it is unchanged.
+        """
         with self._changed:
             for stream in self._open:
                 stream.woken = True

@@ -125,9 +125,9 @@ def from_answer(
 ) -> list[PodDevices]:
     """The devices in an answer of PodResources' List, in the kubelet's order.
 
-    With `claimed`, also the devices of ResourceClaims. Their resource is "driver/pool". Their ids
-    are the names of the devices, and the PCI addresses in these names and in the CDI names. The
-    kubelet lists claimed devices since Kubernetes 1.34, earlier only with a feature gate.
+    With `claimed`, also the devices of ResourceClaims. Their resource is "driver/pool". Each
+    claimed device has several ids: its name, and every PCI address in its name or in its CDI names.
+    The kubelet lists claimed devices since Kubernetes 1.34, earlier only with a feature gate.
     """
     rows = []
     for pod in answer.pod_resources:
@@ -161,7 +161,8 @@ def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices
     UID. If the checkpoint has no device of the pod, PodResources is searched by the pod's name. A
     pod that ended a moment ago may have had the same name: its answer is ignored if the checkpoint
     gives an id to another UID. Devices of ResourceClaims are found only by the name. One readable
-    source is enough, but the checkpoint needs a UID. Raises KubeletUnreadable.
+    source is enough, but the checkpoint can be searched only if `uid` is known. Raises
+    KubeletUnreadable.
     """
     by_name: list[PodDevices] = []
     in_checkpoint: list[PodDevices] = []
