@@ -101,7 +101,7 @@ class Watched:
         assert error.code in (Code.IO_FAILURE, Code.UNAVAILABLE), error
         assert "\n" not in error.message, error
         assert "nothing was changed" in error.message, error
-        assert "see that" in error.message, error
+        assert "see that" in error.message or "raise the memory limit" in error.message, error
         json.dumps(error.message)
 
 

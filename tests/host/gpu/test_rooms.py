@@ -152,7 +152,7 @@ def test_agent_without_mount_rights_gets_an_error_with_the_needed_rights(
     monkeypatch.setattr(mounts, "in_host", refuse)
     told = Groups(tmp_path).obstacle()
     assert told is not None
-    assert "somewhere: Operation not permitted: the agent needs the capabilities" in told
+    assert "somewhere: Operation not permitted: give the agent the capabilities" in told
 
 
 def test_an_agent_that_may_not_mount_removes_what_is_not_there(
