@@ -135,8 +135,8 @@ class NetworkNamespace:
             os.close(namespace.descriptor)
         if hidden:
             raise HostError(
-                f"cannot look for a network namespace in all processes: {hidden}: let podfabric "
-                "run as root in the host's PID namespace"
+                f"cannot find a network namespace, because some processes cannot be examined: "
+                f"{hidden}: run podfabric as root in the host's PID namespace"
             )
         return None
 

@@ -256,9 +256,10 @@ class Delegation:
                 # That plugin may keep cluster-wide reservations, which this node cannot read.
                 raise CNIError(
                     Code.DELEGATE,
-                    f'"ipam.type": "{ipam_type}": the runtime runs {elsewhere}, but the agent runs '
-                    f"plugins only from {self._directory}: set PODFABRIC_CNI_BIN of the agent to "
-                    f"{directory}, or delete {elsewhere} so that podfabric serves the type",
+                    f'"ipam.type": "{ipam_type}": the runtime would run {elsewhere}, but the '
+                    f"agent runs plugins only from {self._directory}: set the agent's "
+                    f"PODFABRIC_CNI_BIN to {directory}. Or delete {elsewhere}: then podfabric "
+                    "serves this type",
                 )
         return True
 

@@ -245,7 +245,7 @@ class IpamExecutable:
         """Reserve addresses and return them. They are not probed, because the caller sets them."""
         if self._addresses.probes_all(request):
             raise invalid_config(
-                '"ipam.probe": only the plugins ipoib and sriov probe addresses: remove this key'
+                '"ipam.probe": only "ipoib" and "sriov" can probe addresses: remove this key'
             )
         allowance = self._addresses.allowance(request)
         with self._locked(request):

@@ -177,7 +177,8 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
         if plan.function.is_vf and "guid" not in options.vf and guid in NO_GUIDS:
             raise DeviceUnfit(
                 f'VF {address} has no valid GUID ({guid}): set "guid", or use ib-kubernetes, or '
-                "set GUIDs on the host: `ip link set PF vf N node_guid …`, and the same port_guid"
+                "set one GUID twice on the host: `ip link set PF vf N node_guid GUID`, and "
+                "`ip link set PF vf N port_guid GUID`"
             )
         return
     if link.link_type != ARPHRD_ETHER:

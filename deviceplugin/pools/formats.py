@@ -240,7 +240,7 @@ def _sriov(value: object, where: str, prefix: str) -> PoolConfig:
         raise DocumentError(f"{where}.deviceType: {documents.shown(kind)}: {text}")
     if "selectors" not in values:
         raise DocumentError(
-            f"{where}.selectors: is required: write {{}} for every network function"
+            f"{where}.selectors: is required: to select all network functions, write {{}}"
         )
     in_selectors = f"{where}.selectors"
     chosen = _selectors(values["selectors"], in_selectors, _SRIOV_SELECTOR, foreign=True)

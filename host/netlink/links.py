@@ -207,7 +207,9 @@ def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
             return False
         now = by_index(pod, link.index)
         if now is None:
-            raise LinkMissing(f'"{link.name}" has gone from the pod during its configuration')
+            raise LinkMissing(
+                f'interface "{link.name}" has gone from the pod while podfabric set it up'
+            )
         latest = now
         return now.carrier
 

@@ -246,7 +246,7 @@ def bind(paths: Paths, function: Function, driver: str) -> None:
     driver_directory = _driver_directory(paths, function.address, driver)
     what = f"cannot bind {function.address} to driver {driver}"
     if not attribute_files.exists(driver_directory):
-        raise HostError(f"{what}: this driver does not exist: load its kernel module")
+        raise HostError(f"{what}: the kernel has no such driver: load the driver's kernel module")
     try:
         if attribute_files.text(override) not in ("", "(null)", driver):
             attribute_files.write(override, "\n")  # else the kernel refuses every other driver

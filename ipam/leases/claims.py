@@ -60,11 +60,9 @@ class Claimant:
         self.conflicts = 0
 
     def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
-        """Lease a block with an address for the want.
-
-        Returns `None` if a block of this node has such an address now. Raises Unusable, Late,
-        ApiError. Raises CNIError 110 or AddressTaken if this node can lease no block with such an
-        address."""
+        """Lease a block with an address for the want. Returns `None` if a block of this node has
+        such an address now. Raises Unusable, Late, ApiError. Raises CNIError 110 or AddressTaken if
+        this node can lease no block with such an address."""
         pool = self._pools.recent(want.pool_name)
         tried: set[str] = set()
         listed = False

@@ -272,9 +272,9 @@ class StickyClaims:
                 Code.TRY_AGAIN,
                 f"{address} is reserved for pod {spec.sticky.pod}, but node {node} still "
                 f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
-                "tries again. The address is free when the pod is deleted there, or the node is "
-                f"proved dead: if its machine is off, run `podfabric ipam reclaim --node {node} "
-                "--powered-off`",
+                f"tries again. The address becomes free when the pod on node {node} is deleted, or "
+                f"when node {node} is proved dead. If the machine of node {node} is off, run "
+                f"`podfabric ipam reclaim --node {node} --powered-off`",
             )
         taken = taken_over(self._api, self._clock, self._holder, found, pool)
         if taken is None:

@@ -370,7 +370,7 @@ def test_refusals_name_device_driver_and_answer(kernel: Kernel) -> None:
 
 
 def test_missing_driver(kernel: Kernel) -> None:
-    with pytest.raises(HostError, match="to driver igb_uio: this driver does not exist"):
+    with pytest.raises(HostError, match="to driver igb_uio: the kernel has no such driver"):
         pci.bind(kernel.tree.paths, found(kernel.tree.paths, VF0), "igb_uio")
 
 

@@ -36,5 +36,5 @@ def test_carrier_ends_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:  # S
 
 def test_interface_that_goes_meanwhile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _shown(monkeypatch, iter([None]))
-    with pytest.raises(LinkMissing, match='"net1" has gone from the pod during its configuration'):
+    with pytest.raises(LinkMissing, match='interface "net1" has gone from the pod while'):
         links.await_carrier(POD, WITHOUT, PATIENCE)
