@@ -249,7 +249,7 @@ def test_another_interface_that_has_the_old_name_is_left_alone(fabric: Fabric) -
     fabric.attach()
     fabric.host("link", "add", "eth7", "type", "veth", "peer", "name", "new7")
     for _ in range(2):  # the second call finds it on the host
-        with pytest.raises(NameTaken, match=f'has the name "{MARK.temporary_name}"'):
+        with pytest.raises(NameTaken, match=f'is named "{MARK.temporary_name}"'):
             fabric.detach()
         waiting = fabric.shown(fabric.host_name, MARK.temporary_name)
         assert (waiting["address"], waiting["ifalias"]) == (MAC, MARK.alias)
