@@ -3,8 +3,8 @@
 The tenant may try to enlarge its region. On a shared tmpfs the region would then take memory from
 the host and from other groups. On a file system of this size the tenant gets ENOSPC. The file
 system is mounted only while the region is made. Then the region is bind-mounted at its path in the
-group's directory. The file system exists as long as this mount or the container's mount exists. The
-file system ends with the last mount, which is that of the container.
+group's directory. The file system exists as long as this mount or the
+container's mount exists.
 
 The mounts are made in the host's mount namespace, where the runtime sees them. An agent in a
 container sees the mounts if its directory is mounted with HostToContainer propagation.
