@@ -9,6 +9,7 @@ Times are in seconds unless a name ends in ns. Shares are fractions of a GPU.
 """
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 
@@ -25,6 +26,7 @@ TICK = 0.5  # seconds from one correction to the next
 
 _LONGEST_KERNEL = 60.0  # seconds; the gate's largest estimate
 _LONGEST_COUNTS = 30.0  # seconds; a longest kernel from before does not count
+_LAG = 2.0  # seconds by which the gate lets a group catch up (LAG_NS in gpu/shim/gate.c)
 _NS = 10**9
 _SAME = 1e-6  # smaller changes, of kappa or of seconds, are not written
 
@@ -36,6 +38,7 @@ class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     used: UsedTime | None  # by all its processes; `None`: the driver did not report this GPU
     longest_kernel: float = 0.0  # seconds: the group's longest recent kernel or graph
+    ahead: float = math.inf  # seconds until the gate lets the group launch; negative: it lags
     times: LaunchTimes | None = None  # `None`: the region is unreadable
     at: float | None = None  # the end of the tick by CLOCK_MONOTONIC; `None`: not observed
 
@@ -60,6 +63,7 @@ def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
     return GroupUsage(
         used=used,
         longest_kernel=min(longest, _LONGEST_KERNEL),
+        ahead=(use.tat - now_ns) / _NS,
         times=LaunchTimes(
             launched=use.launched_ns / _NS,
             finished=use.finished_ns / _NS,
@@ -89,6 +93,7 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
             usage.used,
             times,
             usage.at,
+            usable=group.share * max(0.0, usage.ahead + _LAG),
             settled=settled,
             kappa=kappa,
             longest=usage.longest_kernel,

@@ -62,6 +62,7 @@ class TimeAccount(msgspec.Struct, frozen=True):
     fitted: UsedTime = UsedTime()  # `used` after the last tick that was settled or in bounds
     lost: float = 0.0  # estimates of launches that never finish
     lost_paid: float = 0.0  # payments for these launches
+    refund: float = 0.0  # GPU time that the group gets back in the next ticks
 
 
 def begun(times: LaunchTimes, settled: float, at: float) -> TimeAccount:
@@ -75,12 +76,14 @@ def after_tick(
     times: LaunchTimes,
     at: float,
     *,
+    usable: float,
     settled: float,
     kappa: float,
     longest: float,
 ) -> tuple[TimeAccount, float, float]:
     """Settle a tick in which the group used `used`.
 
+    `usable` is the largest refund that the group can use now. The rest waits for later ticks.
     `longest` is the estimate of the group's longest kernel. Returns the new account, the sum of all
     settled GPU time, and the new kappa.
     """
@@ -92,22 +95,24 @@ def after_tick(
         times, finished=times.finished + lost, paid_finished=times.paid_finished + lost_paid
     )
     point = Point(at, last.used + used, times)
-    owed = point.used.seconds - (times.paid + settled)
-    paid_too_much = last.times.paid_finished + settled - point.used.seconds
+    refund = account.refund
+    owed = point.used.seconds - (times.paid + settled - refund)
+    paid_too_much = last.times.paid_finished + settled - refund - point.used.seconds
     # A difference within the driver's rounding and sampling errors is not settled.
     unsure = SMALL_DEBT + _doubt(account.fitted, point.used)
     fitted = account.fitted
     if owed > unsure:
-        settled += owed
+        refund -= owed
     elif paid_too_much > unsure:
-        settled -= paid_too_much
+        refund += paid_too_much
+    given = min(refund, usable)
     if max(owed, paid_too_much) > unsure or max(owed, paid_too_much) <= 0:
         fitted = point.used
     points = (*account.points[-TICKS:], point)
     found = _kappa(points, kappa, longest)
     if abs(found / kappa - 1) < SMALL_CHANGE:
         found = kappa
-    return TimeAccount(points, fitted, lost, lost_paid), settled, found
+    return TimeAccount(points, fitted, lost, lost_paid, refund - given), settled - given, found
 
 
 def _doubt(first: UsedTime, last: UsedTime) -> float:

@@ -304,10 +304,12 @@ def test_deepomatics_pod_has_the_gpu_and_the_drivers_directory(
     namespace.delete("shared", grace=1)
 
 
-def test_neither_of_two_pods_gets_more_than_its_share_of_a_gpus_time(
+def test_two_pods_hold_their_shares_of_a_gpus_time(
     cluster: Cluster, cards: tuple[Gpu, ...], namespace: Namespace
 ) -> None:
-    """`bench.gpu.shared` measures how close a pod comes to its share, at full speed."""
+    """The times of kernels contain time slices of the other pod. The driver's samples need about
+    35 s to prove the difference.
+    """
     shares = {"has-30": 0.3, "has-70": 0.7}
     for name, share in shares.items():
         compute = round(100 * share)
@@ -316,11 +318,8 @@ def test_neither_of_two_pods_gets_more_than_its_share_of_a_gpus_time(
         assert _said(namespace, name) == "begins"
     for name in shares:
         assert f"nvidia{FAR}" in _gpu_nodes(namespace, name)
-    _parts(cluster, 3 * SECOND)  # the controller settles
-    less, more = _parts(cluster, 10 * SECOND)
-    assert 0 < less < more
-    assert less <= shares["has-30"] + CLOSE
-    assert more <= shares["has-70"] + CLOSE
+    held = _parts(cluster, 90 * SECOND)
+    assert held == pytest.approx(sorted(shares.values()), abs=CLOSE)
     told = {name: _metrics(cluster, name) for name in shares}
     for name, share in shares.items():
         assert told[name]["compute_share_ratio"] == share

@@ -227,6 +227,7 @@ class Simulation:
             name: GroupUsage(
                 used=UsedTime(used[name]),
                 longest_kernel=max(process.estimate for process in group.processes),
+                ahead=group.tat - self.now,
                 times=LaunchTimes(**group.times),
                 at=self.now,
             )

@@ -115,10 +115,20 @@ def test_a_group_that_pays_more_than_it_uses_gets_the_rest_back_and_pays_less(
 ) -> None:
     groups.make("a", limit(share=0.5))
     for n in range(4):
-        _says(groups, "a", **_paid(n * 0.25), last_launch=time.monotonic_ns())
+        _says(groups, "a", **_paid(n * 0.25), tat=time.monotonic_ns())
         control({("a", A): 0.1}, (A, B))
     assert _in_force(groups, "a")[1] < 0.8
     assert _settled(groups, "a") == pytest.approx(3 * 0.05 - 2 * 0.25)
+
+
+def test_a_group_gets_back_no_more_than_the_gate_lets_it_catch_up(
+    groups: Groups, control: Control
+) -> None:
+    groups.make("a", limit(share=0.5))
+    for n in range(4):
+        _says(groups, "a", **_paid(n * 0.25), tat=time.monotonic_ns() - 14 * NS // 10)
+        control({("a", A): 0.1}, (A, B))
+    assert _settled(groups, "a") == pytest.approx(-2 * 0.5 * 0.1)
 
 
 def test_what_is_settled_stays_when_limits_are_changed_or_written_again(

@@ -130,3 +130,14 @@ def test_estimates_that_are_eight_times_too_small_come_right_in_the_end() -> Non
     simulation = Simulation(groups, controller=_found_in_windows(1))
     simulation.run(30)
     assert simulation.run(60) == pytest.approx({"a": 0.3, "b": 0.7}, abs=0.1)
+
+
+def test_estimates_with_the_time_of_another_group_come_right_in_the_end() -> None:
+    """The first group gets back more than the gate lets it catch up at once."""
+    parts = []
+    for seed in (1, 2):
+        groups = {"a": alike(0.3, 20e-3, 1.75), "b": alike(0.7, 20e-3)}
+        simulation = Simulation(groups, controller=_found_in_windows(seed))
+        simulation.run(30)
+        parts.append(simulation.run(120)["a"])
+    assert parts == pytest.approx([0.3, 0.3], abs=0.04)
