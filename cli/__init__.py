@@ -1,6 +1,5 @@
-"""The command `podfabric`. As the top layer, it may import every other layer.
+"""The command `podfabric`, the top layer.
 
-`main` calls `commands`, which imports the module of the command. `output` prints tables and JSON.
-`node` reads the state of the node. `checks` has the checks of `doctor`. `setup` installs
-executables.
+`commands` imports the module of a command. `output` prints tables and JSON. `node` reads the state
+of the node. `checks` has the checks of `doctor`. `setup` installs executables.
 """

@@ -10,7 +10,7 @@ from base.paths import Paths
 from cli.arguments import seconds
 
 NOT_PREPARED = ("starting", "stopping")
-QUIET = 60.0  # seconds without an attachment: a runtime may repeat a DEL
+QUIET = 60.0  # seconds without an attachment, because a runtime may repeat a DEL
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
         for state in states or ["no agent runs in this container"]:
             sys.stdout.write(f"{state}\n")
         return 0 if states and not set(states) & set(NOT_PREPARED) else 1
-    # Imported here, because a probe runs `--state` every few seconds without them.
+    # Imported here, because a probe runs `--state` every few seconds.
     from agent import resident as agent
     from agent.leave_node import Leaving
     from cli.setup import executables
     from cli.setup.install import uninstall
 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    os.dup2(2, 1)  # so that the output of a library is in the log, on standard error
+    os.dup2(2, 1)  # a library's output goes to the log, on standard error
     quiet: float | None = arguments.until_empty
     if quiet is not None:
         return agent.run(paths, leaving=Leaving(quiet, uninstall))

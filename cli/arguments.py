@@ -1,4 +1,4 @@
-"""A parser of command lines whose errors name the nearest valid word, and types of arguments."""
+"""Parses command lines. An error names the nearest valid word."""
 
 from argparse import Action, ArgumentError, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Collection, Iterable
@@ -9,8 +9,6 @@ from base.text import resembling
 
 
 class Parser(ArgumentParser):
-    """An error shows the usage of the command, and the nearest valid word."""
-
     def parse_known_args(  # type: ignore[override] # typeshed has overloads for namespaces
         self, args: Iterable[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
@@ -36,10 +34,7 @@ class Parser(ArgumentParser):
 
 
 def meant(word: str, valid: Collection[str]) -> str:
-    """The end of an error text: a question that names the nearest valid word.
-
-    Returns "" if no word is near.
-    """
+    """The end of an error text, with the nearest valid word. Returns "" if no word is near."""
     nearest = resembling(word, valid)
     return f': did you mean "{nearest}"?' if nearest else ""
 
@@ -51,7 +46,7 @@ def seconds(text: str) -> float:
 
 
 def file(text: str) -> Path:
-    """A file's path. Refuses the empty text that a script's unset variable gives."""
+    """Refuse "", which an unset variable of a script gives."""
     if not text:
         raise ArgumentTypeError("the path is empty: write a path, or remove the option")
     return Path(text)

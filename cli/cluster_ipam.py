@@ -1,7 +1,7 @@
 """`podfabric ipam ... --cluster`: commands for the pools and blocks on the API server.
 
-The commands work without the controller. An administrator frees the blocks of a machine here,
-because only the administrator can see that the machine is off (docs/operate/controller.md).
+The commands work without the controller. `reclaim` frees the blocks of a machine that an
+administrator has seen switched off (docs/operate/controller.md).
 """
 
 import argparse
@@ -29,7 +29,7 @@ ATTEMPTS = 3  # to free a block that changes meanwhile
 
 
 class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of an address, or the node that leases the block of the address."""
+    """The node that leases the block of an address. `pod` is "" if no pod holds the address."""
 
     address: str
     pool: str
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def connect(kubeconfig: Path | None) -> ClusterApi:
-    """Return a client of the API server. Raises ApiError if no API server is configured."""
+    """Raises ApiError if no API server is configured."""
     from kube.transport import KubernetesApi
 
     named = os.environ.get("KUBECONFIG")
@@ -184,10 +184,7 @@ def _free(blocks: Iterable[AddressBlock], api: ClusterApi) -> int:
 
 
 def _freed(block: AddressBlock, api: ClusterApi) -> bool:
-    """Free a block.
-
-    Returns False if the block changes at each attempt, which shows that its holder is alive.
-    """
+    """Free a block. Returns False if a living holder changes the block at each attempt."""
     uid = block.metadata.uid
     for _ in range(ATTEMPTS):
         try:

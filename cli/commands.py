@@ -1,7 +1,6 @@
 """`podfabric COMMAND`: every command, and the module that runs it.
 
-Only the module of the named command is imported, because importing all modules takes longer than
-most commands.
+Imports only the module of the named command, because importing all modules takes too long.
 """
 
 import argparse
@@ -15,10 +14,9 @@ from cli.arguments import Parser
 
 
 class Command(NamedTuple):
-    """A line of `podfabric --help`, and the function of `module` that adds the arguments.
+    """The help of a command, and the function of `module` that adds the arguments.
 
-    This function also sets the default `main`, a function that takes the parsed arguments and
-    returns the exit code.
+    The function also sets `main`, which takes the parsed arguments and returns the exit code.
     """
 
     help: str
@@ -69,7 +67,6 @@ class _Version(argparse.Action):
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the command line `words`. Returns the exit code, which is 2 for a wrong command line."""
     if words[:1] == ["device-plugin"]:  # argparse cannot read its flags, which have Go's form
         return device_plugin.run(words[1:])
     parser = Parser(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEASE = "podfabric-controller"
 METRICS = "127.0.0.1:9812"
-ELECTION_TIMEOUT = 4.0  # seconds: after a failed renewal, time for another attempt is left
+ELECTION_TIMEOUT = 4.0  # seconds, which leaves time to repeat a failed renewal
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     logs.configure(
         settings.Settings(log_format=arguments.log_format, log_level=arguments.log_level)
     )
-    # Not an Event, because its `set` would wait for a lock that the interrupted `wait` may hold.
+    # Not an Event: `Event.set` needs a lock that the interrupted `wait` may hold.
     ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.put(None))
@@ -112,7 +112,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
     api = KubernetesApi(arguments.kubeconfig, writer="podfabric-controller", pace=pace)
     stack.callback(api.close)
-    # A second client, so that the rate limit of many writes does not delay the renewals.
+    # A second client, because the rate limit of writes must not delay renewals.
     election = KubernetesApi(
         arguments.kubeconfig, writer="podfabric-controller", timeout=ELECTION_TIMEOUT
     )
@@ -158,7 +158,7 @@ def _open(
 
 
 def _until_it_fails(serve: Callable[[], None], ended: SimpleQueue[None]) -> None:
-    """Run the loop, and then end the process, so that the kubelet starts a new process."""
+    """End the process after the loop, so that the kubelet starts another process."""
     try:
         serve()
     finally:

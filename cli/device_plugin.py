@@ -1,6 +1,6 @@
-"""`podfabric device-plugin`: runs the device plugin alone, on a node whose agent does not run it.
+"""`podfabric device-plugin`: runs the device plugin without the agent.
 
-It accepts the command lines of the device plugins that it replaces (docs/use/devices.md).
+Accepts the command lines of the device plugins that it replaces (docs/use/devices.md).
 """
 
 import logging
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         sys.stderr.write(f"podfabric device-plugin: {error}\n")
         return 2
-    # Not an Event, because its `set` would wait for a lock that the interrupted `wait` may hold.
+    # Not an Event: `Event.set` needs a lock that the interrupted `wait` may hold.
     ended: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.put(None))

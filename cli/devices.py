@@ -1,6 +1,4 @@
-"""`podfabric devices`: lists the node's HCAs and GPUs, each with its pools, or with the reason why
-no pool offers it.
-"""
+"""`podfabric devices`: lists HCAs and GPUs, each with its pools or the reason for having none."""
 
 import argparse
 import os
@@ -27,8 +25,8 @@ from host.sysfs.discovery import HCA
 class Offered(msgspec.Struct, frozen=True):
     resource: str
     ids: int  # device ids that give a container this HCA
-    held: int  # the number of these ids that containers hold, by the checkpoint
-    unfit: dict[str, int]  # the number of these ids that cannot be allocated, by reason
+    held: int  # ids that containers hold, according to the checkpoint
+    unfit: dict[str, int]  # the number of ids that cannot be allocated, by reason
 
 
 class NotOffered(msgspec.Struct, frozen=True):
@@ -37,7 +35,7 @@ class NotOffered(msgspec.Struct, frozen=True):
 
 
 class HcaHolder(msgspec.Struct, frozen=True):
-    """A container that holds device ids of an HCA. `ids` is their number."""
+    """A container that holds device ids of an HCA. `ids` is the number of these device ids."""
 
     container: DeviceHolder
     resource: str
@@ -50,7 +48,7 @@ class ListedHCA(msgspec.Struct, frozen=True, kw_only=True):
     fault: str  # the HCA's fault for the pools that offer it, or ""
     offered: tuple[Offered, ...]
     not_offered: tuple[NotOffered, ...]
-    held: tuple[HcaHolder, ...]  # by pod and container
+    held: tuple[HcaHolder, ...]  # sorted by pod and container
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,11 +102,7 @@ def _show(node: ThisNode, hcas: list[ListedHCA], gpus: NodeGPUs, *, only_gpus: b
 
 
 def devices(node: ThisNode) -> list[ListedHCA]:
-    """Every HCA of the node, sorted by id. An HCA that is gone is listed while a container holds
-    it.
-
-    Raises ConfigError or CheckpointDamaged.
-    """
+    """HCAs that are present or that containers hold. Raises ConfigError or CheckpointDamaged."""
     held = Counter((one.resource, device.id) for one in node.allocations for device in one.devices)
     offered: dict[str, list[Offered]] = {}
     faults = dict(node.reports)
@@ -254,7 +248,6 @@ def _rdma(hca: HCA) -> Lines:
 
 
 def _others(hcas: list[ListedHCA]) -> Table:
-    """The HCAs that no pool offers, with the reason of each pool."""
     rows = []
     for device in hcas:
         if device.offered:

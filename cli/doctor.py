@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(node: ThisNode, checks: Sequence[tuple[str, Check]] = CHECKS) -> list[Finding]:
-    """The findings of all checks, in their order. A check that raises an error yields a failure."""
+    """Run all checks in their order. A check that raises an error counts as failed."""
     return [finding for name, check in checks for finding in _findings(name, check, node)]
 
 

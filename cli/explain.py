@@ -125,9 +125,7 @@ def _beside(addresses: "tuple[AddressBeside, ...]") -> Table:
 
 
 def _ways(ways: "tuple[Way, ...]") -> Table:
-    """The distance of each GPU to each HCA, and the cost of the distance when the device plugin
-    chooses devices.
-    """
+    """The distance of each GPU to each HCA, with the cost that the device plugin uses."""
     hcas = dict.fromkeys(way.rdma for way in ways)
     rows: list[tuple[str | Cell, ...]] = [
         (

@@ -1,4 +1,4 @@
-"""Tables of GPUs, and of the parts that containers hold, for `devices` and `explain`."""
+"""Makes tables of GPUs and of the containers that hold GPUs, for `devices` and `explain`."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,6 @@ from host.sysfs.topology import Distance
 
 
 def offered(gpus: Sequence[ListedGPU]) -> Table:
-    """The GPUs that pools offer, with the number of ids, the free part, and the nearest HCAs."""
     rows = [_row(gpu) for gpu in gpus if gpu.offered]
     headers = (
         "GPU", "ADDRESS", "NODE", "NUMA", "HEALTH", "RESOURCE", "IDS", "HELD", "FREE", "NEAREST",
@@ -37,16 +36,13 @@ def not_well(gpus: Sequence[ListedGPU]) -> Table:
 
 
 def problems(found: NodeGPUs) -> Lines:
-    """The sources that cannot be read, and the problems of files of groups."""
     of = [part for gpu in found.gpus for part in gpu.held]
     lines = [*found.notes, *(part.problem for part in (*of, *found.unbound) if part.problem)]
     return [f"* {line}" for line in dict.fromkeys(lines)]
 
 
 def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table:
-    """The parts that the containers of one pod hold. `labels` has the address and the label of each
-    GPU.
-    """
+    """`found` has the parts of one pod. `labels` has the address and the label of each GPU."""
     of = dict(labels)
     rows = []
     for part in found:
@@ -76,7 +72,7 @@ def _row(gpu: ListedGPU) -> tuple[Lines | Cell, ...]:
 
 
 def _nearest(gpu: ListedGPU) -> str:
-    """The HCAs at the least distance: "mlx5_0, mlx5_1 (PIX)"."""
+    """The nearest HCAs, such as "mlx5_0, mlx5_1 (PIX)"."""
     if not gpu.distances:
         return ""
     least = min(Distance[name] for name in gpu.distances.values())

@@ -66,11 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _existing(paths: Paths) -> SqliteStore:
-    """Open the address store. It exists once an agent has run: an agent creates it before it gives
-    the first address.
+    """Open this node's address store. Raises CNIError 5 if the state directory is not a node's.
 
-    Raises CNIError 5 if the state directory is not a node's, because a command must not create a
-    store there.
+    A command must not create a store in a wrong directory.
     """
     files = (paths.ipam / DATABASE, paths.ipam / WAL, paths.agent_lock)
     if not any(path.exists() for path in files):
@@ -124,7 +122,7 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
 def _fsck(arguments: argparse.Namespace, paths: Paths) -> int:
     directory = paths.ipam
     facts = node_facts.look(paths)
-    # A journal shows that this is the state directory of a node, whose store can be rebuilt.
+    # A journal proves that this is the state directory of a node.
     if not facts.journal:
         _existing(paths)
     if arguments.rebuild:

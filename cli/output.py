@@ -1,7 +1,6 @@
 """Prints the output of commands: tables for people, JSON for programs.
 
-Tenants name interfaces and networks. This module escapes unprintable characters and line ends, so
-that a name cannot control a terminal, add a line or change the direction of writing.
+Escapes unprintable characters and line ends, because a tenant's name could control a terminal.
 """
 
 import argparse
@@ -32,10 +31,7 @@ class Cell(NamedTuple):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table. Each row has a cell for each header. An empty cell is printed as "-".
-
-    If `folded`, long cells are wrapped to the width of the terminal.
-    """
+    """Each row has a cell for each header. If `folded`, long cells wrap at the terminal's width."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Lines | Cell]]
@@ -56,10 +52,7 @@ def document(value: object) -> None:
 
 
 def show(*parts: Table | Lines) -> None:
-    """Print tables and paragraphs, separated by empty lines.
-
-    Leaves out tables and paragraphs without content.
-    """
+    """Print tables and paragraphs that have content, separated by empty lines."""
     from rich.console import Console
     from rich.text import Text
 

@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     plugin: str
     allowed: bool
-    rules: tuple[str, ...] = ()  # that allow it, or that remained before the refused value
+    rules: tuple[str, ...] = ()  # that allow the plugin, or the keys before a refused `key`
     key: str = ""
     value: str = ""
     said: str = ""  # the error text that a pod would get
@@ -173,10 +173,7 @@ def verdicts(
     labels: Mapping[str, Mapping[str, str]],
     namespaces: Sequence[str] = (),
 ) -> list[Verdict]:
-    """The verdicts on each definition, for pods of the definition's namespace and of `namespaces`.
-
-    `labels` has the labels of known namespaces.
-    """
+    """Judge definitions for pods of their own namespace and of `namespaces`."""
     return [
         verdict
         for definition in definitions

@@ -1,7 +1,4 @@
-"""`podfabric sweep`: runs one sweep, on a node without an agent.
-
-An agent runs the same sweep each minute.
-"""
+"""`podfabric sweep`: removes attachments of dead sandboxes, as an agent does each minute."""
 
 import argparse
 import os

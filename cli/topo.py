@@ -37,9 +37,7 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """The devices, GPUs first, and their distances. `distances` has a row and a column for each
-    label, in the same order.
-    """
+    """The devices, GPUs first. `distances[a][b]` is the distance between the labels a and b."""
 
     devices: tuple[TopologyDevice, ...]
     distances: dict[str, dict[str, str]]

@@ -14,7 +14,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     status: Status
     seen: str
-    remedy: str = ""  # the remedy, or ""
+    remedy: str = ""
 
 
 Outcome = tuple[Status, str, str]  # the fields status, seen and remedy of a Finding

@@ -16,11 +16,7 @@ _USUAL_WIDTH = 4  # lanes of a port; with fewer lanes a cable or slot is bad
 
 
 def ports(node: ThisNode) -> Iterator[Outcome]:
-    """Check the state of each port. A port that is not active is a failure if a pool offers its
-    HCA, otherwise a warning.
-
-    A VF's port may become active only when a pod gets the VF.
-    """
+    """An inactive port is a failure if a pool offers the port's HCA, otherwise a warning."""
     offered = {hca.id for pool in node.pools for hca in pool.hcas}
     later = _set_up_with_pods(node)
     rows = [(hca, rdma.name, port) for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]

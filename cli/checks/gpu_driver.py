@@ -16,9 +16,7 @@ _NO_POOL = "no pool of GPUs is configured"
 
 
 def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """Check the driver's GPUs and their device nodes. A fault is a failure if a pool offers the GPU
-    or a container holds it.
-    """
+    """Check device nodes. A fault is a failure if a pool offers the GPU or a container holds it."""
     if not node.config.gpus:
         yield not_applicable(_NO_POOL)
         return
@@ -70,9 +68,7 @@ def driver(node: ThisNode) -> Iterator[Outcome]:
 
 
 def other_plugins(node: ThisNode) -> Iterator[Outcome]:
-    """Check whether another device plugin offers a GPU of podfabric's pools. Both plugins would
-    allocate it.
-    """
+    """Two device plugins that offer the same GPU would both allocate the GPU."""
     if not node.config.gpus:
         yield not_applicable(_NO_POOL)
         return

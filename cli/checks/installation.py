@@ -25,7 +25,7 @@ class _NetworkList(msgspec.Struct):
 
 
 def multus(node: ThisNode) -> Iterator[Outcome]:
-    """Check that Multus comes first. It calls podfabric's plugins for further interfaces."""
+    """Check that the runtime's first configuration is Multus, which calls podfabric's plugins."""
     directory = node.paths.cni_conf
     files = _files(directory)
     if not files:

@@ -19,9 +19,7 @@ _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
 def connection_manager(node: ThisNode) -> Iterator[Outcome]:
-    """Check the module rdma_ucm. Programs that connect by IP addresses need it (rping, UCX's
-    rdmacm, NFS).
-    """
+    """Programs that connect by IP addresses need this module (rping, UCX's rdmacm, NFS)."""
     if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
     elif discovery.rdma_cm(node.paths) is None:
@@ -63,9 +61,7 @@ def mad_module(node: ThisNode) -> Iterator[Outcome]:
 
 
 def device_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """Compare /dev/infiniband with sysfs. They differ if udev is late, or if /dev is not the
-    host's.
-    """
+    """Compare /dev/infiniband with sysfs. They differ if udev is late, or in a container's /dev."""
     nodes = [rdma.uverbs for hca in node.hcas for rdma in hca.rdma]
     ports = [port for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
     if any(pool.config.umad for pool in node.pools):
@@ -133,10 +129,7 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
 
 
 def locked_memory(node: ThisNode) -> Iterator[Outcome]:
-    """Check RLIMIT_MEMLOCK of the container runtimes.
-
-    Containers inherit this limit. It also limits memory for RDMA.
-    """
+    """Check RLIMIT_MEMLOCK, which containers inherit and which limits memory for RDMA."""
     by_runtime: dict[str, set[str]] = {}
     for directory in node.paths.proc.glob("[0-9]*"):
         with suppress(OSError, UnicodeDecodeError):

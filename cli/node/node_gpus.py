@@ -23,7 +23,7 @@ _NO_MEMORY = "its memory is not known: NVIDIA's driver reports it; or write `mem
 
 
 class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A group's use of one GPU. The tenant's processes report the figures, which may be wrong."""
+    """A group's use of one GPU. The tenant's processes report the numbers, which may be wrong."""
 
     memory_bytes: int  # the memory that the group may use
     compute_share: float  # of the GPU's time, in (0, 1]
@@ -38,15 +38,15 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     container: DeviceHolder
     resources: tuple[str, ...]
     ids: tuple[DeviceId, ...]
-    memory_bytes: int  # by the allocation; 0 means no limit
-    compute_share: float  # of the GPU's time, by the allocation; 0 means no limit
+    memory_bytes: int  # according to the allocation; 0 means no limit
+    compute_share: float  # of the GPU's time, according to the allocation; 0 means no limit
     group: str = ""  # the group with these limits; "" without limits
     use: GroupUse | None = None  # `None` without a group, or with a `problem`
     problem: str = ""  # the reason why `use` is `None`, or another defect
 
 
 def held_parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
-    """Every part that a container holds, sorted by GPU and holder. Raises CheckpointDamaged."""
+    """Every part of a GPU that a container holds, sorted. Raises CheckpointDamaged."""
     of_gpus = [entry for entry in node.allocations if entry.gpu is not None]
     if not of_gpus:
         return []
@@ -86,7 +86,7 @@ def _part(
 
 
 def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
-    """A group's use of that GPU, and the error text if the group's files cannot be read (or "")."""
+    """A group's use of the GPU, and an error text, or "" if the group's files can be read."""
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)
@@ -117,7 +117,7 @@ def bytes_text(size: int | None) -> str:
 class OfferedGpuIds(msgspec.Struct, frozen=True, kw_only=True):
     resource: str
     ids: int  # the number of ids of an empty GPU
-    held: int  # ids of the resource whose holders are on this GPU
+    held: int  # ids of this GPU that containers hold
     memory_bytes: int  # of one id; 0 means no limit
     compute_share: float  # of one id; 0 means no limit
 
@@ -136,14 +136,14 @@ class ListedGPU(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int | None
     free_share: float | None  # of the GPU's time
     held: tuple[GpuPart, ...]
-    distances: dict[str, str]  # to each HCA, by the label of topo: "PIX"
+    distances: dict[str, str]  # by HCA, such as {"mlx5_0": "PIX"}
 
 
 class NodeGPUs(msgspec.Struct, frozen=True, kw_only=True):
     """All GPUs of a node. `notes` has the sources that cannot be read."""
 
     gpus: tuple[ListedGPU, ...] = ()
-    unbound: tuple[GpuPart, ...] = ()  # held parts whose GPU is chosen at the container's start
+    unbound: tuple[GpuPart, ...] = ()  # held parts that get a GPU when the container starts
     notes: tuple[str, ...] = ()
 
 
@@ -175,9 +175,7 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 def _offers(node: ThisNode, found: Sequence[NodeGPU]) -> dict[str, _Offer]:
-    """The offer of each GPU that the device plugin would make if it started now, by the GPU's
-    address.
-    """
+    """By GPU address, the offers that the device plugin would make if it started now."""
     offers = {known.gpu.address: _Offer() for known in found}
     for config, mine in by_pool(node.config.gpus, found):
         if config.mode == "replicas":

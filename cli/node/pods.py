@@ -1,4 +1,4 @@
-"""Finds a pod's devices and attachments, and whether they use the same HCAs."""
+"""Finds a pod's devices and attachments, and checks that both use the same HCAs."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -25,9 +25,7 @@ from ipam.store.sqlite_store import SqliteStore
 
 
 class HeldRdmaDevice(msgspec.Struct, frozen=True):
-    """An RDMA device of a container, with the uverbs device numbers that it had when it was
-    allocated.
-    """
+    """An RDMA device of a container, with its uverbs device at the time of the allocation."""
 
     rdma: str
     uverbs: str  # "uverbs0"; "" if it had none
@@ -59,7 +57,7 @@ class AttachedInterface(msgspec.Struct, frozen=True, kw_only=True):
     hca: str
     rdma: str
     addresses: tuple[str, ...]
-    matches: bool | None  # `None` if the pod has no HCA, or if that is unknown
+    matches: bool | None  # `None` if unknown, or if the pod has no HCA
     verdict: str
 
 
@@ -79,7 +77,7 @@ class Way(msgspec.Struct, frozen=True):
     hca: str
     rdma: str
     distance: str
-    cost: int  # the cost of the distance (docs/use/devices.md)
+    cost: int  # of the distance (docs/use/devices.md)
     gpudirect: bool
 
 
@@ -89,7 +87,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     pod: Pod
     devices: tuple[HeldDevice, ...]
     attachments: tuple[AttachedInterface, ...]
-    beside: tuple[AddressBeside, ...]  # addresses on interfaces of other plugins
+    beside: tuple[AddressBeside, ...]
     ways: tuple[Way, ...]
     gpus: tuple[GpuPart, ...]  # parts that its containers hold of GPUs in podfabric's pools
     notes: tuple[str, ...]
@@ -169,10 +167,7 @@ def _beside(
 
 
 def _uid(node: ThisNode, namespace: str, name: str, rows: list[PodDevices]) -> str:
-    """The UID of the present pod with that name, from the kubelet's checkpoint.
-
-    Returns "" if unknown.
-    """
+    """The UID of the present pod from the kubelet's checkpoint, or "" if unknown."""
     own = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     held = {(row.resource, device_id) for row in own for device_id in row.ids}
     try:
@@ -278,9 +273,7 @@ def _mismatches(attachments: tuple[AttachedInterface, ...]) -> Iterator[str]:
 
 
 def devices_of(node: ThisNode, rows: list[PodDevices], notes: list[str]) -> Iterator[HeldDevice]:
-    """The devices in the kubelet's rows, except GPUs of podfabric's pools. Adds problems to
-    `notes`.
-    """
+    """The devices in the kubelet's rows, without GPUs of our pools. Adds problems to `notes`."""
     try:
         allocations = {allocation.key: allocation for allocation in node.allocations}
     except CheckpointDamaged as damage:
@@ -329,9 +322,7 @@ def _our_pools(node: ThisNode, notes: list[str]) -> dict[str, Pool]:
 
 
 def _unrecorded(node: ThisNode, row: PodDevices, device_id: str, pool: Pool | None) -> HeldDevice:
-    """An id that podfabric's checkpoint lacks: the id of a GPU, of another device plugin, or of a
-    very new allocation.
-    """
+    """An id that podfabric's checkpoint lacks, such as an id of another device plugin."""
     address = address_of(node.gpus, device_id)
     slot = pool.slot(device_id) if pool is not None else None
     hca = node.hca(pod_devices.hca_of(device_id)) if slot is None else None

@@ -75,9 +75,7 @@ class ThisNode:
 
     @cached_property
     def kubelet_rows(self) -> tuple[list[PodDevices], list[str]]:
-        """The devices of containers from the kubelet's checkpoint and from its PodResources API,
-        and the unreadable sources.
-        """
+        """The kubelet's records of devices in containers, and the sources that cannot be read."""
         rows: list[PodDevices] = []
         problems = []
         for read in (records.from_checkpoint, records.from_pod_resources):
@@ -111,12 +109,11 @@ class ThisNode:
 
     @property
     def with_rdma(self) -> bool:
-        """Whether an HCA has an RDMA device."""
         return any(hca.rdma_names for hca in self.hcas)
 
     @cached_property
     def gone(self) -> list[HCA]:
-        """The HCAs that containers hold and that are gone from the node."""
+        """The HCAs that containers hold and that are missing on the node."""
         return self._inventory[1].missing(self.allocations)
 
     @cached_property
@@ -133,7 +130,7 @@ class ThisNode:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource and HCA, the reason if a container holds the HCA through another resource."""
+        """By resource, the HCAs that containers hold through another resource, with the reasons."""
         return {
             pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools
@@ -159,7 +156,7 @@ class ThisNode:
 
     @cached_property
     def driver_root(self) -> Path:
-        """The path at which this process finds the root directory of NVIDIA's driver."""
+        """The root directory of NVIDIA's driver, as this process sees it."""
         return self.paths.host / self.config.gpu_limits.driver_root.relative_to("/")
 
     @cached_property
@@ -195,18 +192,13 @@ class ThisNode:
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:
-    """The label of the GPU at that address, numbered as in nvidia-smi.
-
-    Returns the address if the GPU is unknown.
-    """
+    """A label such as "GPU0", as nvidia-smi numbers it. Returns the address of an unknown GPU."""
     addresses = [gpu.address for gpu in gpus]
     return f"GPU{addresses.index(address)}" if address in addresses else address
 
 
 def rdma_label(hca: HCA) -> str:
-    """The RDMA devices of an HCA, also those in a pod. Returns the HCA's id if it has no RDMA
-    device.
-    """
+    """The HCA's RDMA devices, also those in a pod. Returns the HCA's id if there are none."""
     return ",".join(hca.rdma_names) or hca.id
 
 

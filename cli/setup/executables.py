@@ -1,9 +1,7 @@
-"""The CNI executables: their names, and functions that recognize and install podfabric's
-executables.
+"""Recognizes and installs podfabric's CNI executables.
 
-The runtime's directory has a copy of the launcher under each plugin's name. The launcher passes a
-call to the agent. Another project's executable with such a name moves to the subdirectory REPLACED
-until podfabric is uninstalled.
+The runtime's directory has a copy of the launcher under each plugin's name. Another project's
+executable with such a name moves to REPLACED until podfabric is uninstalled.
 """
 
 import logging
@@ -36,9 +34,7 @@ REPLACED = f"{OWN}/replaced"  # for executables that launchers have replaced
 CODE = Path(__file__).resolve().parents[2]
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/launcher-{os.uname().machine}"
 LAUNCHER = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/cni/launcher"
-"""The image's launcher for this machine (deploy/Containerfile), or the launcher that `make cni`
-built.
-"""
+"""The image's launcher for this machine (deploy/Containerfile), or the one from `make cni`."""
 
 _LAUNCHER_MARK = b"podfabric launcher "  # in cni/launcher/launcher.c, in any version
 _MAX_SIZE = 8 << 20  # no launcher is larger, so a larger file is not read
@@ -75,19 +71,17 @@ def exists(path: Path) -> bool:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether another project has a file of that name."""
+    """Whether another project's file is at the path."""
     return exists(path) and not is_ours(path)
 
 
 def place_kept(path: Path) -> Path:
-    """The path to which another project's executable moves while a launcher is at `path`."""
+    """The new path of another project's executable that was at `path`."""
     return path.parent / REPLACED / path.name
 
 
 def has_returned(path: Path) -> bool:
-    """Whether another project's file is at `path` again, although `install` moved that project's
-    earlier file away.
-    """
+    """Whether another project's file is at `path` again after `install` moved a file away."""
     return is_foreign(path) and is_foreign(place_kept(path))
 
 
@@ -120,11 +114,11 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
-    """Write executables to these paths, in this order. The caller holds `locked`.
+    """Write executables in this order. The caller holds `locked`.
 
-    Replaces existing files. `kept` maps the path of an existing file to the path to which that file
-    moves. A runtime that starts an executable meanwhile gets the old or the new file. All contents
-    are on disk before the first rename. So a full disk cannot stop the function between two files.
+    `kept` maps the path of an existing file to the file's new path. A runtime always finds the old
+    or the new file. All contents are on disk before the first rename, so a full disk changes no
+    executable.
     """
     temporaries = {path: path.with_name(f".{path.name}{_TEMPORARY}") for path in contents}
     try:
@@ -138,7 +132,7 @@ def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -
             place = kept.get(path, path)
             temporary.replace(place)
             if place != path:
-                files.exchange(place, path)  # after a kill just before, a launcher is at `place`
+                files.exchange(place, path)  # a kill before this line leaves a launcher at `place`
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)

@@ -1,12 +1,7 @@
-"""`podfabric install` and `uninstall`: put the CNI executables into a runtime's directory, and
-remove them.
+"""`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
 
-With `--gpu`, `install` also installs the libraries that enforce the limits of GPUs
-(cli/setup/shim_files.py).
-
-`install` keeps another project's executable that has the name of a podfabric plugin, and
-`uninstall` restores the executable (cli/setup/executables.py). Both commands check everything
-before they change anything.
+`install` keeps another project's executable that has a plugin's name. `uninstall` restores this
+executable. `install` checks everything before the first change.
 """
 
 import argparse
@@ -112,10 +107,7 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def uninstall(bin_dir: Path) -> Iterator[str]:
-    """Remove podfabric's executables, and restore the replaced executables. Yields a line for each.
-
-    Raises InstallRefused, OSError.
-    """
+    """Remove our executables and restore the replaced ones. Raises InstallRefused, OSError."""
     if not bin_dir.is_dir():
         raise InstallRefused(
             f"{bin_dir}: is not a directory: name the runtime's directory with --bin-dir"
@@ -164,9 +156,9 @@ def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
 
 
 def _give_back(path: Path) -> Iterator[str]:
-    """Remove the launcher at `path`, or restore the file that it replaced.
+    """Remove the launcher at `path`, or restore the file that the launcher replaced.
 
-    If another project's file is at `path` now, that newer file stays and the kept file is removed.
+    If another project's file is at `path` now, this newer file stays. The kept file is removed.
     """
     kept = executables.place_kept(path)
     if executables.is_ours(kept):  # left by a killed `install`

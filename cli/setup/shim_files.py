@@ -1,8 +1,7 @@
-"""Installs the libraries of gpu/shim on a node. The libraries enforce the limits of GPUs.
+"""Installs the libraries of gpu/shim, which enforce the limits of GPUs.
 
-Each file of the libraries is mounted in running containers. So a new version is a new file that
-replaces the old file by a rename, and running containers keep the old file. An unchanged file
-stays, so that all containers share its pages in memory.
+Running containers have the files mounted. A new version replaces a file by a rename, so running
+containers keep the old file. An unchanged file stays, so that all containers share its pages.
 """
 
 import os
@@ -20,17 +19,13 @@ FILES = (CUDA_SHIM, NVML_SHIM)
 
 _OF_IMAGE = Path(sys.prefix) / f"lib/podfabric/gpu-{os.uname().machine}"
 BUILT = _OF_IMAGE if _OF_IMAGE.exists() else CODE / "build/gpu/shim"
-"""The directory of the image's files for this machine (deploy/Containerfile), or of the files that
-`make gpu` built.
-"""
+"""The directory of the image's files (deploy/Containerfile), or of the files from `make gpu`."""
 
 _ELF = b"\x7fELF"
 
 
 def read(source: Path) -> dict[str, bytes]:
-    """Read the files in a directory. Returns their contents by name. Raises InstallRefused,
-    OSError.
-    """
+    """The contents of the libraries by name. Raises InstallRefused, OSError."""
     contents = {}
     for name in FILES:
         path = source / name
