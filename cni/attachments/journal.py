@@ -1,18 +1,16 @@
-"""The journal: the pod of each attachment, and how to undo the attachment.
+"""The journal: one file for each attachment, which says how to undo the attachment.
 
-Each attachment has one file. A plugin writes the file before the first change to the kernel, and
-removes the file when nothing is left to undo:
+A plugin writes the file before the first change to the kernel, and removes the file when nothing is
+left to undo. The checksum covers the bytes of "entry":
 
     {"crc32": "89abcdef", "entry": {"version": 1, "plugin": "ipoib", "network": ..., ...}}
 
-The checksum covers the bytes of "entry" and detects a torn file and flipped bits. A later entry of
-the attachment is appended as a line. The last line counts, unless a kill or a power cut tore that
-line.
+A later entry is appended as a line. Readers use the last line that is not torn.
 
-`devices/<device>/` has an empty file for each attachment that may have the device. The empty file
-has the name of the attachment's journal file. A plugin makes the empty file before the entry, and
-removes the empty file after it releases the device, so a killed plugin may leave an unneeded file.
-A power cut may lose the empty file, which does no harm: after a reboot no attachment has a device.
+`devices/<device>/` has an empty file, with the name of the journal file, for each attachment that
+may have the device. A plugin makes the empty file before the entry, and removes the empty file
+after the release of the device. So a kill can only leave an unneeded file. A power cut may lose the
+empty file, but after a reboot no attachment has a device.
 """
 
 import json
@@ -58,8 +56,7 @@ class Phase(StrEnum):
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One attachment. `undo` is the plugin's own record for the removal.
 
-    `config`, `args` and `path` come from the ADD. GC and the sweep use these three to call the IPAM
-    plugin as a DEL of the runtime would.
+    GC and the sweep call the IPAM plugin's DEL with `config`, `args` and `path` of the ADD.
     """
 
     version: int = VERSION
@@ -96,10 +93,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         pod: Pod | None = None,
         device: str = "",
     ) -> "JournalEntry":
-        """The entry of an ADD that has changed nothing yet.
-
-        `namespace` is `None` if the pod's namespace is gone.
-        """
+        """The entry of a new ADD. `namespace` is `None` if the pod's namespace is gone."""
         pod = pod or Pod()
         return cls(
             plugin=plugin,
@@ -128,7 +122,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ipam(self) -> IpamConfig:
-        """The IPAM plugin that the ADD ran, and its options."""
+        """The configuration of the IPAM plugin that the ADD ran."""
         return self.delete_request().config.ipam
 
     def delete_request(self) -> Request:
@@ -158,7 +152,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     def attached(
         self, record: msgspec.Struct, addresses: Sequence[str], segment: str = ""
     ) -> "JournalEntry":
-        """The entry of a completed ADD, with its addresses and their link."""
+        """The entry of a completed ADD. `segment` is the link of the addresses."""
         return msgspec.structs.replace(
             self.with_record(record),
             phase=Phase.ATTACHED,
@@ -173,7 +167,6 @@ class _JournalFile(msgspec.Struct):
 
 
 def to_bytes(entry: JournalEntry) -> bytes:
-    """The line of an entry in its file."""
     body = msgspec.json.encode(entry)
     return b'{"crc32":"%08x","entry":%b}\n' % (zlib.crc32(body), body)
 
@@ -212,10 +205,8 @@ def _begins_with_json(text: bytes) -> bool:
 
 
 class AttachmentLock(LockFile):
-    """An attachment's lock. Raises Terminated if the client of the call has disconnected."""
-
     def acquire(self, timeout: float | None = None) -> None:
-        """Wait for the lock. Raises Busy, OSError, Terminated."""
+        """Wait for the lock. Raises Busy, OSError, or Terminated if the client has disconnected."""
         super().acquire(timeout)
         try:
             interrupts.require_client()
@@ -237,7 +228,7 @@ class Journal:
         return Path(self._file_of(attachment))
 
     def read(self, attachment: Attachment) -> JournalEntry | None:
-        """The attachment's entry, `None` if it does not exist. Raises JournalDamaged."""
+        """The entry of the attachment, or `None`. Raises JournalDamaged."""
         path = self._file_of(attachment)
         try:
             entry = from_bytes(files.read(path), path)
@@ -252,9 +243,8 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         """Store an entry, which survives a kill. An ADD's first entry also survives a power cut.
 
-        A later entry need not survive a power cut: after a reboot the kernel has nothing to undo,
-        and a DEL or the sweep removes an entry of an earlier boot in any phase. A later entry is
-        appended after a line end. If a killed writer left a torn line, this line end closes it.
+        A later entry need not survive a power cut: after a reboot the kernel has nothing to undo.
+        The line end before a later entry closes a line that a killed writer tore.
         """
         path, line = self._file_of(entry.attachment), to_bytes(entry)
         if entry.device:
@@ -275,7 +265,7 @@ class Journal:
         self._forget_devices_of(os.path.basename(path))  # noqa: PTH119
 
     def remove_unfinished(self) -> None:
-        """Remove the unfinished files of killed ADDs, which no later writer would overwrite."""
+        """Remove the unfinished files of killed ADDs."""
         with suppress(OSError):
             for path in self._paths(_UNFINISHED):
                 key = path.name.removesuffix(_UNFINISHED).rpartition("-")[2]
@@ -293,7 +283,7 @@ class Journal:
         return aside
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """The number of entries by plugin and phase, and of damaged files by ("", "damaged")."""
+        """The number of entries by plugin and phase. ("", "damaged") counts damaged files."""
         return Counter(
             ("", "damaged") if isinstance(entry, JournalDamaged) else (entry.plugin, entry.phase)
             for entry in self.entries()
@@ -317,10 +307,10 @@ class Journal:
                 yield JournalDamaged(f"journal file {path} cannot be read: {error.strerror}")
 
     def holders(self, device: str) -> Iterator[JournalEntry | JournalDamaged]:
-        """The entries of attachments that have the device, and a JournalDamaged per damaged file.
+        """The entries of attachments that have the device. The caller has the device's lock.
 
-        The caller has the device's lock. Raises OSError if a file cannot be read, because an
-        attachment may then have the device.
+        Yields a JournalDamaged for a damaged file. Raises OSError for an unreadable file, because
+        its attachment may have the device.
         """
         try:
             names = sorted(os.listdir(f"{self._devices}/{device}"))  # noqa: PTH208
@@ -361,7 +351,7 @@ class Journal:
             os.rmdir(self._devices)  # noqa: PTH106
 
     def _forget_devices_of(self, name: str) -> None:
-        """Remove the attachment's files in `devices` that a killed or failed ADD may have left."""
+        """Remove the attachment's remaining files in `devices`."""
         with suppress(OSError):
             for device in os.listdir(self._devices):  # noqa: PTH208
                 self._forget(device, name)

@@ -1,10 +1,8 @@
-"""DEL, CHECK, GC, STATUS and the sweep of `ipoib` and `sriov`.
+"""DEL, CHECK, GC and STATUS of `ipoib` and `sriov`, and the undo of a failed ADD.
 
-Each plugin has its own ADD, and its own methods that detach and compare an interface. This module
-ends attachments: it undoes a failed ADD, removes attachments for DEL, GC and `orphans`, and removes
-the remains of a killed ADD before another ADD. A removal releases addresses after the interface is
-gone, because another pod may get a released address at once. The journal's entry goes last. If a
-step fails, the removal ends there, and the entry stays for the next DEL.
+Each plugin has its own ADD, and its own methods that detach and compare an interface. A removal
+detaches the interface first, because another pod may get a released address at once. The journal's
+entry goes last. If a step fails, the entry stays for the next DEL.
 """
 
 from abc import ABC, abstractmethod
@@ -45,10 +43,10 @@ ERRORS = (CNIError, HostError, OSError, Busy, JournalDamaged)
 
 
 class Undo:
-    """Runs the registered undo steps, the latest first, if an exception leaves the block.
+    """Runs the registered steps, the latest first, if an exception leaves the block.
 
-    If an undo step fails, no further step runs, because an address must not be released while an
-    interface has the address. The journal's entry goes last, so that a DEL can finish the removal.
+    After a failed step no further step runs, because an interface may still have the address. The
+    journal's entry then stays for a DEL.
     """
 
     def __init__(self) -> None:
@@ -60,7 +58,7 @@ class Undo:
         self._steps.append((what, step))
 
     def last(self, step: Callable[[], object]) -> None:
-        """Register the step that removes the journal's entry, after all other steps."""
+        """Register the step for the journal's entry, which runs after all other steps."""
         self._last = step
 
     def __enter__(self) -> "Undo":
@@ -85,7 +83,7 @@ class Failures:
         self._texts: list[str] = []
 
     def of(self, step: Callable[[], T]) -> T | None:
-        """Try a step. Returns the step's value, `None` if the step fails."""
+        """Try a step. Returns the step's value, or `None` if the step fails."""
         try:
             return step()
         except ERRORS as error:
@@ -106,7 +104,7 @@ class Failures:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Convert the expected errors to CNIError 100, 113, 11 or 5, for the runtime."""
+    """Convert `ERRORS` to CNIError 100, 113, 11 or 5."""
     try:
         yield
     except HostError as error:
@@ -133,10 +131,7 @@ class Sandbox(msgspec.Struct, frozen=True):
     pod: Rtnetlink
 
     def require_still_there(self) -> None:
-        """Raise CNIError 11 if the pod's namespace was removed.
-
-        Multus never cancels an ADD whose sandbox was removed.
-        """
+        """Raise CNIError 11 if the namespace was removed. Multus never cancels such an ADD."""
         if self.namespace.was_removed():
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -158,7 +153,7 @@ def sandbox_of(request: Request) -> Iterator[Sandbox]:
 
 
 class InterfacePlugin(ABC):
-    """A CNI plugin on one node, whose attachments are interfaces in the journal."""
+    """A CNI plugin on one node. Its attachments are interfaces in the journal."""
 
     name: ClassVar[str]  # the `plugin` of its journal entries
     versions: Sequence[str] = VERSIONS
@@ -185,9 +180,9 @@ class InterfacePlugin(ABC):
 
     @abstractmethod
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """Write an entry for an attachment that another project's plugin made, so DEL can end it.
+        """Write an entry for an attachment of another project's plugin, so that DEL can end it.
 
-        Returns `None` if that plugin did not make the attachment, or if another attachment has the
+        Returns `None` if no such plugin made the attachment, or if another attachment has the
         device. Raises HostError.
         """
 
@@ -210,7 +205,7 @@ class InterfacePlugin(ABC):
             self._remove(attachment, request)
 
     def check(self, request: Request) -> None:
-        """Compare all settings of the ADD with the kernel's, and call the IPAM plugin's CHECK."""
+        """Compare the ADD's settings with the kernel's, and run the IPAM plugin's CHECK."""
         attachment = Attachment.of(request)
         with explained(), self.journal.locked(attachment):
             self.compare(attachment, request)
@@ -243,7 +238,7 @@ class InterfacePlugin(ABC):
             raise CNIError(Code.CLEANUP_INCOMPLETE, str(failures))
 
     def status(self, request: Request) -> None:
-        """Raise CNIError 50 if an ADD would fail now, or the IPAM plugin's 50 or 51."""
+        """Raise CNIError 50 if an ADD would fail now. The IPAM plugin may raise 50 or 51."""
         try:
             with explained():
                 ipam = self._ipam.of(request)
@@ -268,8 +263,8 @@ class InterfacePlugin(ABC):
     ) -> tuple[IpamCall | None, Allowance]:
         """Check all input of an ADD. Returns its IPAM plugin and the remaining allowance.
 
-        Raises CNIError: 121 for denied options, 7 for an invalid prevResult or a result that the
-        request's version cannot express.
+        Raises CNIError 121 for denied options, 6 or 7 for an invalid prevResult, and 7 for a result
+        that the request's version cannot express.
         """
         ipam, allowed = self._ipam.of_add(request, allowed)
         require_convertible(request.cni_version, has_addresses=ipam is not None)
@@ -293,9 +288,7 @@ class InterfacePlugin(ABC):
             yield sandbox
 
     def _settle_earlier_attempt(self, attachment: Attachment, request: Request) -> None:
-        """Undo an earlier ADD that was killed, that the runtime got no answer to, or whose sandbox
-        is gone. Raises CNIError 103 after any other earlier ADD of this attachment.
-        """
+        """Undo an unfinished, unanswered or orphaned ADD. Raises CNIError 103 for any other ADD."""
         entry = self.journal.read(attachment)
         if entry is None:
             return
@@ -311,7 +304,7 @@ class InterfacePlugin(ABC):
         self._remove(attachment, entry.delete_request())
 
     def _remove(self, attachment: Attachment, request: Request) -> None:
-        """Remove an attachment whose lock the caller has. Raises CNIError 104."""
+        """Remove an attachment. The caller has its lock. Raises CNIError 104."""
         failures = Failures()
         entry, damage = self._read(attachment)
         if entry is None and damage is None:

@@ -1,9 +1,8 @@
 """Decides which devices an attachment may have: its pod's devices, or devices of no other pod.
 
 CNI_ARGS name the pod. The kubelet and the device plugin's checkpoint list the pod's devices. With
-`match_device` the interface must be on an HCA that the pod holds (`refusal`, CNIError 120). If the
-pod holds several HCAs, the choice is recorded, so that a second ADD of the attachment takes the
-same HCA. This table shows which devices may be attached, or the error:
+`match_device` the interface must be on an HCA that the pod holds (`refusal`, CNIError 120). This
+table shows which devices may be attached, or the error:
 
 | a device that                          | with match_device        | with "match_device": false |
 |----------------------------------------|--------------------------|----------------------------|
@@ -13,8 +12,7 @@ same HCA. This table shows which devices may be attached, or the error:
 |                                        | (`unassigned_devices`)   |                            |
 
 With the policy's `set.unassigned_devices`, the devices with 121 may be attached, too. `ipoib` takes
-no device away from the host, so only the second row applies to `ipoib`. The policy also decides
-whether a configuration may set `"match_device": false` or `"pfOnly": true`.
+no device away from the host, so only the second row applies to `ipoib`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -72,7 +70,7 @@ class Match:
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
-        """Let one attachment of the pod at a time into the block. Raises Busy."""
+        """Let one attachment of the pod run the block at a time. Raises Busy."""
         if not self.holdings.hcas:
             yield
             return
@@ -103,15 +101,15 @@ class Match:
         return [PodDevice("deviceID", device_id, device)]
 
     def take(self, hca: str) -> None:
-        """Record that the attachment took this HCA, for a second ADD of the attachment."""
+        """Record this HCA for a second ADD of the attachment."""
         if self._choices is not None and self.holdings.hca(hca) is not None:
             self._choices.record(self._key, hca)
 
     def using(self, hca: str, key: str, shown: str, *, parent: str = "") -> Allowance:
         """The allowance of the attachment on the HCA that `key` of the configuration selected.
 
-        If `parent` is not "", no other interface of the HCA counts. Raises NotAllowed unless a rule
-        that allows the other options also allows this device.
+        With `parent`, only this interface of the HCA counts. Raises NotAllowed unless one rule
+        allows this device and all other options.
         """
         if self.allowance.has_every_device:
             return self.allowance
@@ -127,10 +125,10 @@ class Match:
         return self.allowance.using("devices", Device(found, frozenset(resources)), key, shown)
 
     def refusal(self, hca: str, what: str, rdma: Iterable[str], remedy: str) -> str | None:
-        """Why the pod may not have an interface on `hca`; `None` if it may.
+        """The reason why the pod may not have an interface on `hca`, or `None`.
 
-        `rdma` are the current names of the HCA's RDMA devices. A pod that holds no HCA may use any
-        HCA. A pod may also use an HCA that another device plugin gave to the pod.
+        `rdma` has the current names of the HCA's RDMA devices. A pod without HCAs may use any HCA.
+        A pod may also use an HCA that another device plugin gave to the pod.
         """
         if not self.holdings.hcas:
             return None
@@ -166,10 +164,7 @@ class Match:
         return next((Denied(name, pooled[name], False) for name in names if name in pooled), None)
 
     def error(self, denied: Denied, key: str, what: str) -> CNIError:
-        """The error for a denied device, which `key` of the configuration selected.
-
-        `what` names the device or its interface.
-        """
+        """The error for a denied device at `key`. `what` names the device or its interface."""
         if denied.held and self._match_device:
             return CNIError(
                 Code.DEVICE_MISMATCH,
@@ -181,7 +176,7 @@ class Match:
         return self.not_assigned(text, f"{_REQUEST_ONE}, and remove the key")
 
     def not_assigned(self, text: str, remedy: str) -> CNIError:
-        """The error for an attachment that needs a device that this pod was not given."""
+        """The error for an attachment that needs a device that the pod does not have."""
         key = "unassigned_devices"
         return self.allowance.not_settable(key, text, key, remedy)
 
@@ -208,9 +203,8 @@ def matched(
 ) -> Match:
     """The match of one ADD. Raises CNIError 11 if the pods' devices are unknown.
 
-    `needed` is true if only the match can choose the device. Without `match_device` the pod's
-    devices do not restrict the choice. A call that names no pod is treated as a call for a pod
-    without devices.
+    `needed` is true if only the match can choose the device. A call that names no pod counts as a
+    call for a pod without devices.
     """
     try:
         ours = pod_devices.recorded(paths)
@@ -238,7 +232,7 @@ def require_records(paths: Paths) -> None:
 
 
 def without_kubelet(paths: Paths) -> str:
-    """A sentence for errors about a pod without devices, if this node has no kubelet; else ""."""
+    """A hint for errors about missing devices. Returns "" if this node has a kubelet."""
     if paths.device_plugins.is_dir():
         return ""
     return (

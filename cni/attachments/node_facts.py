@@ -29,21 +29,18 @@ from policy import rules
 
 
 def store_of(paths: Paths) -> StoreFiles:
-    """The node's store, for a process that does one call.
-
-    The store calls `look` when it must be rebuilt or compared with the node.
-    """
+    """The address store, for a process of one call. A rebuild of the store calls `look`."""
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
 
 
 def addresses_of(paths: Paths, policy: rules.Source) -> AddressPlugin:
-    """The IPAM plugin of a process that does one call."""
+    """The IPAM plugin, for a process of one call."""
     stores = Stores(store_of(paths), lambda: store_choice.settings(paths.config).scope)
     return AddressPlugin(stores, paths.boot_id, policy)
 
 
 def look(paths: Paths) -> NodeFacts:
-    """The facts of the node. `unseen` names each thing that could not be read, and the reason."""
+    """The facts of the node. `unseen` has a text for each source that cannot be read."""
     boot = paths.boot_id()
     reservations: list[Reservation] = []
     begun: list[float] = []
@@ -83,7 +80,6 @@ def _living(unseen: list[str]) -> Iterator[LivingAddress]:
 
 
 def _reservations(entry: JournalEntry) -> Iterator[Reservation]:
-    """A reservation for each address of an attachment."""
     if not entry.addresses:
         return
     options, _ = store_choice.declared(entry.delete_request())
@@ -106,7 +102,7 @@ def _reservations(entry: JournalEntry) -> Iterator[Reservation]:
 
 
 def _network(options: IpamOptions, address: int, own: Network) -> Network:
-    """The range that holds the address; `own`, the address's network, if no range holds it."""
+    """The range that holds the address, or `own` if no range holds the address."""
     for range_set in (*options.sets, *options.static):
         for range_ in range_set.ranges:
             if range_.first <= address <= range_.last:

@@ -1,8 +1,7 @@
 """The sweep: removes attachments without a living sandbox, after a reboot, a kill or a failed DEL.
 
-Multus deletes its record of a pod's attachments with the first DEL, even if the DEL fails, unless
-`retryDeleteOnError` is set. If the pod is then gone from the API server, Multus answers the
-runtime's next DEL itself. So only the agent repeats a failed DEL: the agent sweeps each minute.
+Without `retryDeleteOnError`, Multus forgets a pod's attachments after the first DEL, even if the
+DEL fails. So only the sweep may repeat a failed DEL.
 """
 
 import logging
@@ -25,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A removal by a sweep, or the reason why an attachment or file was not removed or read."""
+    """A removal by a sweep, or a failure with `removed` False."""
 
     text: str
     removed: bool = True
@@ -35,11 +34,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
-    """Sweep for each plugin, then release addresses of earlier boots. Returns all outcomes.
+    """Sweep for each plugin, then release addresses of earlier boots.
 
-    A failed sweep does not stop the next sweep. Without any outcome, raises the first error;
-    otherwise the error becomes an outcome. Every sweep finds a damaged file, but the file is
-    reported once.
+    A failed sweep does not stop the next sweep. The first error becomes an outcome. Without other
+    outcomes the error is raised.
     """
     outcomes: dict[Outcome, None] = {}
     failure: CNIError | None = None
@@ -51,7 +49,7 @@ def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outc
     # A node without this directory has no store, and release_stale would make a store.
     if any(plugin.paths.ipam.is_dir() for plugin in plugins):
         try:
-            # A power cut may bring back reservations whose DEL had released them.
+            # A power cut may bring back reservations that a DEL had released.
             for stale in addresses.release_stale():
                 text = f"released {stale.address} of {stale.holder}: reserved in an earlier boot"
                 outcomes[Outcome(text)] = None
@@ -65,7 +63,7 @@ def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outc
 
 
 def sweep(plugin: InterfacePlugin) -> tuple[Outcome, ...]:
-    """Remove strays, and the plugin's attachments without a living sandbox. Raises CNIError."""
+    """Remove stray interfaces, and attachments without a living sandbox. Raises CNIError."""
     outcomes: list[Outcome] = []
     with explained():
         boot_id = plugin.paths.boot_id()
@@ -97,8 +95,7 @@ def _sweep_entry(plugin: InterfacePlugin, entry: JournalEntry, boot_id: str) -> 
 class Sweeper(StepThread):
     """Sweeps at once and then every `every` seconds. `close` does not wait for a running sweep.
 
-    Logs each removal, and each failure that the previous sweep did not have. After each sweep calls
-    `swept` with the numbers of removals and of failures.
+    Logs each removal and each new failure. Calls `swept` with the numbers of removals and failures.
     """
 
     def __init__(
@@ -115,7 +112,6 @@ class Sweeper(StepThread):
         self.start()
 
     def step(self) -> float:
-        """Sweep once."""
         started = time.monotonic()
         outcomes = self._sweep()
         removed = sum(outcome.removed for outcome in outcomes)

@@ -1,7 +1,6 @@
-"""Records which HCA of its pod each attachment took, so that a second ADD takes the same HCA.
+"""Stores the HCA that each attachment of a pod took, so that a second ADD takes the same HCA.
 
-Each pod has one file. The file stays when an attachment ends, and is removed when the kubelet no
-longer lists the pod:
+Each pod has one file, which stays until the kubelet no longer lists the pod:
 
     {"version": 1, "namespace": "ml", "name": "worker-0", "uid": "...",
      "claims": {"fabric/net1": "0000:3b:00.0", "fabric/net2": "0000:af:00.0"}}
@@ -42,11 +41,7 @@ class PodChoices:
         self._hcas = file.claims if file is not None else {}
 
     def ordered(self, attachment: str, candidates: Sequence[str]) -> list[str]:
-        """The candidates in the order in which this attachment tries them.
-
-        The attachment's previous HCA comes first. The HCAs that the fewest other attachments of the
-        pod took come next.
-        """
+        """The attachment's last HCA first, then the HCAs that the fewest other attachments took."""
         own = self._hcas.get(attachment)
         taken = Counter(hca for name, hca in self._hcas.items() if name != attachment)
         position = {hca: number for number, hca in enumerate(candidates)}
@@ -68,14 +63,14 @@ class PodChoices:
 
 
 def lock_of(paths: Paths, pod: Pod) -> Path:
-    """The lock file that lets one attachment of the pod at a time choose."""
+    """The lock file for the choices of the pod."""
     return paths.locks / f"pod-{_path(paths, pod).stem}"
 
 
 def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str]) -> list[Path]:
     """Remove the files of pods that the kubelet lists neither by UID nor by (namespace, name).
 
-    A name does not count if another file has that name and a known UID: a StatefulSet's new pod has
+    A name does not count if another file has the name and a known UID. A StatefulSet's new pod has
     the name of the old pod.
     """
     written = _files(paths)
@@ -92,7 +87,7 @@ def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str
 
 
 def _files(paths: Paths) -> dict[Path, float]:
-    """The files of all pods, with their modification times."""
+    """The file of each pod, with its modification time."""
     times = {}
     for path in sorted((paths.devices / "pods").glob("[!.]*.json")):
         with suppress(OSError):
@@ -107,7 +102,7 @@ def _path(paths: Paths, pod: Pod) -> Path:
 
 
 def _read(path: Path) -> ChoicesFile | None:
-    """A file's content; `None` if the file is missing or damaged: the pod's choices start again."""
+    """The content of a file, or `None` if the file is missing or damaged."""
     try:
         return decoding.decode(path.read_bytes(), ChoicesFile)
     except (OSError, msgspec.MsgspecError):

@@ -1,7 +1,7 @@
-"""Probes a pod's addresses on its interface before they are set, and announces them afterwards.
+"""Probes a pod's addresses before they are set on the interface, and announces them afterwards.
 
-With `"probe": "always"` all addresses are probed. Otherwise only addresses that a lost machine may
-still use are probed (`ipam.store.block_rows`).
+By default only addresses that a lost machine may still use are probed (`ipam.store.block_rows`).
+With `"probe": "always"` all addresses are probed.
 """
 
 from cni.spec.notes import note
@@ -19,10 +19,10 @@ CARRIER_WAIT = 2.0  # seconds
 def probed(
     answer: Result, ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Link
 ) -> Result:
-    """The answer of `ipam` once no other machine answers for its addresses. The interface is up.
+    """The first answer of `ipam` with addresses that no other machine uses. The interface is up.
 
-    If a machine answers, `ipam` gives another answer with other addresses. Raises CNIError 11 if
-    `ipam` has none left. Without carrier the pod gets the addresses unprobed, and an event says so.
+    Raises CNIError 11 if a machine answers and `ipam` reserves no other addresses. Without carrier
+    the pod gets the addresses unprobed, and an event says so.
     """
     ready = links.await_carrier(pod, link, CARRIER_WAIT)
     if not ready.carrier:

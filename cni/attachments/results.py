@@ -57,7 +57,7 @@ def previous_document(request: Request) -> dict[str, Any] | None:
 def interface_of(
     paths: Paths, request: Request, *, mac: str, mtu: int, bdf: str, rdma: Iterable[str]
 ) -> Interface:
-    """The interface of an ADD, with the first of its `rdma` devices that has a uverbs device."""
+    """The interface of an ADD. Its RDMA device is the first of `rdma` with a uverbs device."""
     numbers = ((name, pci.uverbs_number(paths, name)) for name in rdma)
     with_uverbs = ((name, number[0]) for name, number in numbers if number is not None)
     rdma_device, uverbs = next(with_uverbs, ("", ""))
@@ -73,8 +73,7 @@ def interface_of(
 
 
 def hops(answer: Result) -> list[Hop]:
-    """The routes of an IPAM result. A route without gateway gets the gateway of its family, unless
-    the route has scope 253 (link)."""
+    """Routes without gateway get the gateway of their family, except routes of scope 253 (link)."""
     gateways: dict[int, str] = {}
     for ip in answer.ips:
         if ip.gateway:
@@ -94,10 +93,7 @@ def hops(answer: Result) -> list[Hop]:
 
 
 def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD, added to the results of earlier plugins.
-
-    `dns` overrides the IPAM plugin's DNS settings.
-    """
+    """The result of an ADD and of earlier plugins. `dns` overrides the IPAM plugin's settings."""
     result = Result(
         interfaces=(interface,),
         ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),
@@ -125,7 +121,7 @@ def expected(request: Request) -> Expected:
 
 
 def previous_interface(request: Request) -> Interface | None:
-    """The pod's interface of that name in the prevResult of a DEL, if any."""
+    """The pod's interface in the prevResult of a DEL, if any."""
     with suppress(CNIError):
         for interface in (request.previous_result or Result()).interfaces:
             if interface.name == request.ifname and interface.sandbox:
@@ -134,7 +130,7 @@ def previous_interface(request: Request) -> Interface | None:
 
 
 def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
-    """The plugin's record of an attachment. Raises JournalDamaged, and 102 without an entry."""
+    """The plugin's record. Raises JournalDamaged, or CNIError 102 without an entry."""
     entry = journal.read(attachment)
     if entry is None:
         raise differs(f"the journal has no entry for {attachment}")
@@ -142,7 +138,7 @@ def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
 
 
 def compare(where: str, settings: dict[str, tuple[object, object]]) -> None:
-    """Raise CNIError 102 for the first setting whose (present, expected) values differ."""
+    """Raise CNIError 102 for the first setting with different (present, expected) values."""
     for name, (present, right) in settings.items():
         if present != right:
             raise differs(f"{name} of {where} is {present}, but the ADD set {right}")

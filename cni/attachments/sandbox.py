@@ -67,10 +67,9 @@ def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list
 
 
 def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
-    """Raise HostError while an interface that is neither in the pod nor on the host may come back.
+    """Raise HostError while a dying namespace may still return the interface to the host.
 
-    The kernel is tearing the interface's namespace down. The interface's address stays in use until
-    the interface is back on the host. The kernel may also destroy the interface with the namespace,
+    The interface's address stays in use until then. The kernel may destroy the interface instead,
     so this function returns once PATIENCE is over.
     """
     now = datetime.now(UTC)
