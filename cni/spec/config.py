@@ -1,10 +1,7 @@
-"""The network configuration of a call. Only this module decodes network configurations.
-
-The latest configurations are cached, with the values that `derived` made from them.
+"""Decodes network configurations, and caches the latest configurations.
 
 An ADD, CHECK or STATUS is refused if its configuration exceeds the limits (`limits`). A DEL or GC
-is never refused for that, but then decodes only the keys that a removal needs.
-Plugins check their keys strictly: every error names the key and the remedy.
+then decodes only the keys that a removal needs.
 """
 
 import re
@@ -69,8 +66,7 @@ class ValidAttachment(msgspec.Struct, frozen=True):
 class IpamConfig(msgspec.Struct, frozen=True):
     """The value of "ipam". `type` is "" without an IPAM plugin. `options` has all keys of "ipam".
 
-    `ambiguous` is a key that the Go decoder of other plugins would read differently: Go ignores the
-    case of keys, and merges the values of two spellings.
+    `ambiguous` is a key that Go would read differently, because Go ignores the case of keys.
     """
 
     type: str = ""
@@ -81,9 +77,8 @@ class IpamConfig(msgspec.Struct, frozen=True):
 class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
     """One network configuration. It is immutable, because calls may share it.
 
-    `raw` has the runtime's bytes, for delegates. `keys` is the JSON object, in which a number
-    too large for a float is a msgspec.Raw. `whole` is False for a DEL or GC whose configuration
-    exceeds the limits: then `keys` has only the keys that a removal needs.
+    `raw` has the runtime's bytes, for delegates. In `keys` a number too large for a float is a
+    msgspec.Raw. `whole` is False if `keys` has only the keys that a removal needs.
     """
 
     raw: bytes = b"{}"
@@ -121,10 +116,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
-        """The value that `make` computes from this configuration.
-
-        It is computed once, so it must be immutable and depend on nothing else.
-        """
+        """The cached value of `make`, which must be immutable and depend on nothing else."""
         if make not in self._derived:
             self._derived[make] = make(self)
         answer: T = self._derived[make]
@@ -161,11 +153,10 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def valid_attachments(self) -> frozenset[tuple[str, str]] | None:
-        """(container id, ifname) of the attachments that a GC lists as valid.
+        """The (container id, ifname) pairs that a GC lists as valid, or `None` without a list.
 
-        Null and [] mean that no attachment is valid: CRI-O sends null for a network without pods.
-        Without the key the answer is `None`, and GC may remove nothing. Raises CNIError 7 for a
-        list of another shape.
+        CRI-O sends null for a network without pods. Null and [] mean that no attachment is valid.
+        Raises CNIError 7 for a list of another shape.
         """
         for key in VALID_ATTACHMENTS:
             if key in self.keys:
@@ -274,7 +265,7 @@ def _misspelt(keys: dict[str, Any]) -> str | None:
 
 
 def _repeated(options: object) -> str | None:
-    """A key that an object in the options has in two spellings, which differ only in case."""
+    """A key that an object in the options has twice, in spellings that differ only in case."""
     waiting = [options]
     while waiting:
         value = waiting.pop()
@@ -302,10 +293,7 @@ def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
 
 
 def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
-    """Convert a JSON value to the type `shape`.
-
-    `path` is the value's place in the document. Raises CNIError 7, with the path of a wrong value.
-    """
+    """Convert the JSON value at `path` in the document to `shape`. Raises CNIError 7."""
     try:
         return msgspec.convert(value, type=shape)
     except msgspec.MsgspecError as error:
@@ -322,8 +310,8 @@ def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
 def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
     """Raise CNIError 7 for a top-level key that looks like a misspelt key of `ours`.
 
-    Other unknown keys are allowed: they belong to other plugins or the runtime (SPEC.md). But
-    a plugin that ignored `"pkeys"` would put a pod into the wrong partition.
+    A plugin that ignored `"pkeys"` would put a pod into the wrong partition. Other unknown keys
+    belong to other plugins or the runtime (SPEC.md).
     """
     valid = frozenset(ours) | RUNTIME_KEYS
     others = [key for key in keys if key not in valid and "/" not in key]

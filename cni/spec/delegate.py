@@ -1,9 +1,8 @@
 """Runs another CNI executable, usually an IPAM plugin.
 
-Like pkg/invoke of the reference, this module passes our environment and configuration on byte for
-byte. Unlike the reference, it ignores CNI_PATH, and starts only executables in the directory of the
-installation that only root can write. The delegate has a deadline below the runtime's, and is
-killed when this process ends.
+Passes our environment and configuration on byte for byte, like pkg/invoke of the reference. Unlike
+the reference, ignores CNI_PATH, and refuses an executable that another user than root can write. A
+delegate's deadline is below the runtime's. The delegate is killed when this process ends.
 """
 
 import ctypes
@@ -40,7 +39,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before a fork, not
 
 
 class _Misbehaves(Exception):
-    """An error of a delegate. The text continues a sentence that begins with its name."""
+    """An error of a delegate. The text follows the delegate's name."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -54,7 +53,7 @@ class _ErrorDocument(msgspec.Struct):
 
 
 def find(plugin_type: str, directory: Path) -> Path:
-    """The executable of that name. Raises CNIError 7, or 101 if not only root can write it."""
+    """The executable of that name. Raises CNIError 7 or 101."""
     if "/" in plugin_type or "\0" in plugin_type or plugin_type in ("", ".", ".."):
         raise CNIError(Code.INVALID_CONFIG, f"invalid plugin name: {plugin_type}")
     executable = directory / plugin_type
@@ -75,7 +74,7 @@ def find(plugin_type: str, directory: Path) -> Path:
 
 
 def _require_roots(path: Path) -> None:
-    """Raise CNIError 101 unless only root can write `path`. A link counts as its target."""
+    """Raise CNIError 101 if another user than root can write `path`, or the target of a link."""
     status = path.stat()
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CNIError(
@@ -165,7 +164,7 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the delegate and its children. A child may hang and keep the output open."""
+    """Kill the delegate and its children, because a child could keep the output open."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -197,11 +196,11 @@ def _spawn(executable: Path, environ: dict[str, str], config: bytes) -> "subproc
 
 
 def _before_exec() -> None:
-    """Make two system calls between fork and exec, without a lock that another thread may hold.
+    """Make only system calls, because another thread may hold a lock during the fork.
 
-    The kernel sends SIGKILL when the thread that started the delegate ends; an agent's worker
-    threads outlive their calls. The delegate gets the original limit of descriptors: an agent
-    raises its own limit, and old programs iterate over all numbers up to the limit.
+    The kernel sends SIGKILL when the thread that started the delegate ends. An agent's worker
+    threads outlive their calls. The delegate gets the original limit of descriptors, because old
+    programs iterate over all numbers up to the limit.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_NOFILE, DESCRIPTOR_LIMITS)

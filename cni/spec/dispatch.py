@@ -1,8 +1,7 @@
 """Answers a call, from environment and standard input, with one JSON document and an exit code.
 
-`answer` does not change the process, so the agent uses `answer`, too. `serve` answers the only
-call of a process. In this process only `serve` writes to standard output. SIGTERM ends the call,
-and the plugin undoes its steps.
+`serve` answers the only call of a process. `answer` does not change the process, so the agent uses
+`answer`, too. SIGTERM ends the call, and the plugin undoes its steps.
 """
 
 import fcntl
@@ -47,10 +46,7 @@ def answer(
     netns_descriptor: int | None = None,
     failed: Callable[[Request, CNIError], object] = lambda request, error: None,
 ) -> Answer:
-    """Answer one call. Every error becomes a JSON document.
-
-    Calls `failed` with the request and its CNIError.
-    """
+    """Answer one call. Every error becomes a document. `failed` gets a request and its CNIError."""
     version = CURRENT_VERSION
     request = None
     try:
@@ -130,8 +126,7 @@ def _run(plugin: Plugin, request: Request) -> bytes:
 def _refuse_own_netns(request: Request) -> None:
     """Raise CNIError 8 if CNI_NETNS is the plugin's own namespace.
 
-    The reference (pkg/skel) checks this after the plugin has run. If the check comes first, nothing
-    needs undoing.
+    The reference (pkg/skel) checks this after the plugin. A check before needs no undo.
     """
     if request.netns_override or not request.netns:
         return

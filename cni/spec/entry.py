@@ -1,7 +1,6 @@
-"""The start of a CNI executable. Imports cost time in every call, so this module has only two.
+"""Starts a CNI executable. Imports cost time in every call, so this module has only two.
 
-This module answers VERSION, and describes the executable if a person starts it without CNI_COMMAND.
-For all other commands it calls `cni.spec.dispatch` with the plugin that `load` returns.
+Answers VERSION, and a start without CNI_COMMAND. `cni.spec.dispatch` answers all other commands.
 """
 
 import os
@@ -18,10 +17,9 @@ VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 
 def main(load: "Callable[[], Plugin]", about: str) -> None:
-    """Serve one CNI call of this process and exit.
+    """Serve one CNI call of this process and exit. `load` imports and builds the plugin.
 
-    `load` imports and builds the plugin. `about` is printed if a person starts the executable by
-    hand (CNI reference: skel.PluginMainFuncs).
+    Without CNI_COMMAND prints `about` (CNI reference: skel.PluginMainFuncs).
     """
     command = os.environ.get("CNI_COMMAND", "")
     if command == "VERSION":

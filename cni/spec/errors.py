@@ -1,6 +1,6 @@
 """CNI errors: their codes, and the exception that becomes the error document.
 
-Codes below 100 are the specification's (SPEC.md "Error"); 8 is from the reference's skel package.
+Codes below 100 are from the specification (SPEC.md "Error"), and 8 is from the reference's skel.
 Codes from 100 on are ours. docs/reference/errors.md lists all codes for users.
 """
 
@@ -10,8 +10,6 @@ from base.text import line
 
 
 class Code(enum.IntEnum):
-    """The `code` of an error document."""
-
     INCOMPATIBLE_VERSION = 1
     UNSUPPORTED_FIELD = 2
     UNKNOWN_CONTAINER = 3
@@ -41,12 +39,10 @@ class Code(enum.IntEnum):
 
 
 class CNIError(Exception):
-    """An error that a runtime sees.
+    """An error that a runtime sees. Multus passes on only `message` of a failed ADD.
 
-    `message` must suffice, because Multus drops `code` and `details` of a failed ADD. `message`
-    names the failed step, the step's object, the system's answer and the remedy. Each text becomes
-    one line, and a very long text is cut: the text may quote a tenant's input, and is shown in
-    events and on terminals.
+    `message` names the failed step, the step's object, the system's answer and the remedy. Each
+    text becomes one line of limited length, because the text may quote a tenant's input.
     """
 
     def __init__(self, code: int, message: str, details: str = "") -> None:
@@ -57,5 +53,5 @@ class CNIError(Exception):
 
 
 def invalid_config(message: str) -> CNIError:
-    """The error for a configuration that cannot work; `message` names the key."""
+    """The error for a configuration that cannot work. `message` names the key."""
     return CNIError(Code.INVALID_CONFIG, message)

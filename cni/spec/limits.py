@@ -1,12 +1,11 @@
-"""The limits of a network configuration. docs/reference/configuration.md has the table for users.
+"""The limits of a network configuration (docs/reference/configuration.md).
 
-The author of a NetworkAttachmentDefinition or of a pod's annotation chooses the size of a
-configuration, and one agent reads the configurations of all pods of a node. So all code decodes
-configurations through this module:
+Tenants choose the size of a configuration, and one agent reads all configurations of a node. So all
+code decodes configurations through this module:
 
 - `decode` refuses a configuration that exceeds the limits. ADD, CHECK and STATUS use `decode`.
-- `require_readable` refuses only nesting that would overflow the decoding thread's stack, which
-  would end the agent. DEL and GC use `require_readable`, so that a removal is hardly ever refused.
+- `require_readable` refuses only nesting that would overflow the stack and end the agent. DEL and
+  GC use `require_readable`, so that a removal is hardly ever refused.
 """
 
 import json
@@ -70,7 +69,7 @@ def decode(raw: bytes) -> object:
         raise invalid_config(
             f"the configuration has more than {MAX_ESCAPES} backslashes: shorten its texts"
         )
-    # A shorter configuration can have neither a text that is too long nor too many values.
+    # A smaller configuration exceeds neither MAX_TEXT nor MAX_VALUES.
     if len(raw) > MAX_TEXT or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         depth_of(raw, MAX_DEPTH, MAX_VALUES)
     try:
@@ -92,8 +91,8 @@ def not_decoded(reason: object) -> CNIError:
 def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
     """The depth to which JSON is nested. A depth up to `allowed` may be returned as 0.
 
-    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. Counts brackets and
-    commas outside of strings, `part` bytes at a time, so that other threads run in between.
+    Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. Reads `part` bytes at a
+    time, so that other threads run in between.
     """
     depth = deepest = values = strings = 0
     for outside, inside in _parts_of(raw, part):
@@ -116,7 +115,7 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
 
 
 def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
-    """The JSON text without strings, in parts, each with the number of strings that end there."""
+    """Parts of the JSON text without strings, each with the number of strings that end there."""
     in_string = False
     rest = b""
     for start in range(0, len(raw), size):
@@ -167,8 +166,6 @@ _Path = tuple["_Path | None", str | int]
 
 
 def _refuse_first_wrong(document: object) -> None:
-    """Raise CNIError 7 for a value that is too deep or too long, or a key that is too long or
-    occurs twice."""
     waiting: list[tuple[object, _Path | None, int]] = [(document, None, 0)]
     while waiting:
         value, path, depth = waiting.pop()

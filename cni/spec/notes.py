@@ -1,7 +1,7 @@
 """Notes of a call, for the runtime's log.
 
-A process of one call writes its notes to standard error. An agent collects the notes of each call,
-and the call's launcher writes these notes to its standard error.
+A process of one call writes notes to standard error. An agent collects the notes, and the call's
+launcher writes the notes to standard error.
 """
 
 import sys
@@ -27,7 +27,6 @@ class Notes:
 
     @property
     def text(self) -> str:
-        """All lines, each with a line feed."""
         return "".join(f"{line}\n" for line in self._lines)
 
 

@@ -1,8 +1,7 @@
 """One CNI call as a typed value, read from environment and standard input.
 
-The checks have the reference's order, because tests of runtimes depend on the order: each variable,
-the list of missing variables, standard input, the network's name, the version (pkg/skel/skel.go,
-pkg/utils/utils.go).
+The checks have the order of the reference (pkg/skel/skel.go, pkg/utils/utils.go), because tests of
+runtimes depend on the order.
 """
 
 import os
@@ -33,7 +32,7 @@ _ATTACHMENT = ("ADD", "CHECK", "DEL")
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """CNI_ARGS as typed values; "" if missing. `ip` and `gateway` may be lists with commas."""
+    """CNI_ARGS as typed values, or "" if missing. `ip` and `gateway` may be lists with commas."""
 
     pod: Pod = Pod()
     ip: str = ""
@@ -52,9 +51,8 @@ _KEYS = frozenset(
 class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One call. A string is the runtime's value, or "" if the runtime sent none.
 
-    `netns_descriptor` is an open CNI_NETNS: the launcher opened the path in its mount namespace.
-    `unanswered_since` is set if an agent died during this call: the earliest Unix time in seconds
-    at which that agent may have done the call.
+    `netns_descriptor` is CNI_NETNS, which the launcher opened in its mount namespace. An agent that
+    died may have done this call since the Unix time `unanswered_since`, in seconds.
     """
 
     command: str
@@ -74,10 +72,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def arguments(self) -> Arguments:
-        """The values in CNI_ARGS. Raises CNIError 4.
-
-        A DEL must not fail because of CNI_ARGS, so a DEL does not read this property.
-        """
+        """The values in CNI_ARGS. Raises CNIError 4, so a DEL must not read this property."""
         return parse_arguments(self.args)
 
     def with_keys(self, keys: Mapping[str, Any]) -> "Request":
@@ -99,10 +94,9 @@ def read(
     read_config: Callable[[], bytes],
     netns_descriptor: int | None = None,
 ) -> Request:
-    """The request of a runtime; `read_config` returns all of standard input.
+    """The request of a runtime. `read_config` returns all of standard input.
 
-    Raises CNIError 4 (environment), 5 (standard input cannot be read), 6 (not a JSON object), 7
-    (the network's name, the limits of a configuration).
+    Raises CNIError 4 for the environment, 5 or 6 for standard input, 7 for the configuration.
     """
     command = environ.get("CNI_COMMAND", "")
     _check_environment(command, environ)
@@ -191,9 +185,7 @@ _REQUIRED: tuple[tuple[str, tuple[str, ...], Callable[[str], None] | None], ...]
 def parse_arguments(args: str) -> Arguments:
     """Read CNI_ARGS, `KEY=VALUE;KEY=VALUE`, by the reference's rules (pkg/types/args.go).
 
-    Keys are case-sensitive. Raises CNIError 4 for a broken pair, for an IgnoreUnknown that is not a
-    boolean, and for a text that is too long. Raises CNIError 4 for an unknown key, unless
-    IgnoreUnknown is true; its place in the list does not matter.
+    Raises CNIError 4 for an invalid text, and for an unknown key unless IgnoreUnknown is true.
     """
     if args == "":
         return Arguments()

@@ -1,8 +1,8 @@
-"""Results. Plugins use the newest version; only this module reads and writes other versions.
+"""Results. Only this module reads and writes other versions than the newest.
 
-`encode` writes a result in the runtime's version, `decode` reads a delegate's result, and `convert`
-reads a `prevResult`. The rules are the reference's (pkg/types/{020,040,100}): for example, fields
-of 1.1 stay in a 1.0.0 result. Tests compare with the reference's output.
+`encode` writes a result in the runtime's version. `decode` reads a delegate's result, and `convert`
+reads a `prevResult`. The rules are the reference's (pkg/types/{020,040,100}). For example, fields
+of 1.1 stay in a 1.0.0 result.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,7 @@ class Interface(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class IPConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An address with its prefix; `interface` is an index into the result's interfaces."""
+    """An address with its prefix. `interface` is an index into the result's interfaces."""
 
     address: str
     gateway: str | None = None
@@ -100,7 +100,6 @@ class Route(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def family(self) -> int:
-        """The destination's family, 4 or 6."""
         return 6 if ":" in self.dst else 4
 
 
@@ -153,7 +152,7 @@ _Raws = tuple[msgspec.Raw, ...]
 
 
 class _ResultCounts(_ResultVersion):
-    """A delegate's result whose entries are not decoded, to check their number first."""
+    """The entries of a delegate's result, not decoded, to check their number first."""
 
     interfaces: Annotated[_Raws, _MAX_INTERFACES] | None = None
     ips: Annotated[_Raws, _MAX_ADDRESSES] | None = None
@@ -191,7 +190,7 @@ def to_document(result: Result, version: str) -> dict[str, Any]:
 
 
 def require_convertible(version: str, *, has_addresses: bool) -> None:
-    """Raise CNIError 7 if `encode` would fail: 0.1.0, the default version, needs an address."""
+    """Raise CNIError 7 if `version` needs an address in the result, as 0.1.0 does."""
     if version in FAMILY_020 and not has_addresses:
         raise CNIError(
             Code.INVALID_CONFIG,
@@ -210,7 +209,7 @@ def decode(document: bytes, config_version: str) -> Result:
 
 
 def convert(document: object, config_version: str) -> Result:
-    """Like `decode`, for a "prevResult", whose version must be of the configuration's family."""
+    """Like `decode`, for a "prevResult". The version must be of the configuration's family."""
     family = _family(config_version)
     return _read(partial(msgspec.convert, document), _ResultVersion, config_version, family)
 
@@ -247,10 +246,7 @@ def _read(
 
 
 def after_previous(previous: Mapping[str, Any], result: Result, version: str) -> dict[str, Any]:
-    """Our result, added to an earlier plugin's result of the same version family.
-
-    Other keys of the earlier result stay.
-    """
+    """Our result, added to an earlier plugin's result of the same version family."""
     # A document of the oldest versions needs an address, but we may have none to add.
     empty = version in FAMILY_020 and not result.ips
     ours = {} if empty else to_document(result, version)

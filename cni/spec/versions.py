@@ -1,8 +1,6 @@
-"""Checks protocol versions: the configuration's version, and the first version of each verb.
+"""Checks the version of a configuration, like the reference (pkg/version, pkg/skel).
 
-As in the reference (pkg/version/{plugin,reconcile}.go, pkg/skel), a verb needs the version that
-introduced the verb, or a later version. The configuration's version must be one that the plugin
-supports. The two checks have different errors.
+The plugin must support the version. A verb needs the version that introduced it, or a later one.
 """
 
 from collections.abc import Sequence
@@ -48,7 +46,7 @@ def require_supported(version: str, supported: Sequence[str]) -> None:
 
 
 def require_verb(command: str, version: str, supported: Sequence[str]) -> None:
-    """Raise CNIError 1 if the configuration's or the plugin's versions are too old for the verb."""
+    """Raise CNIError 1 if the configuration or the plugin is too old for the verb."""
     first = FIRST_VERSION_WITH.get(command)
     if first is None:
         return
