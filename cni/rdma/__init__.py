@@ -1,5 +1,5 @@
-"""The CNI plugin `rdma`, for definitions that chain it behind `sriov`, as with rdma-cni.
+"""The CNI plugin `rdma`, for definitions that have `rdma` behind `sriov`, as with rdma-cni.
 
-Its ADD moves the RDMA devices of an attachment of `sriov`. The DEL of `sriov` restores them. The
-option `"rdmaIsolation": true` of `sriov` does the same without a chain.
+ADD moves the RDMA devices of an attachment of `sriov`. The DEL of `sriov` restores the devices. The
+option `"rdmaIsolation": true` of `sriov` does the same without `rdma`.
 """

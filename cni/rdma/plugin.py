@@ -1,6 +1,4 @@
-"""The plugin `rdma`: ADD moves RDMA devices, and records them in the journal entry that `sriov`
-wrote.
-"""
+"""The plugin `rdma`: ADD moves RDMA devices, and records the move in the journal of `sriov`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,10 +32,7 @@ class Rdma:
         self._journal = Journal(paths)
 
     def add(self, request: Request) -> dict[str, Any]:
-        """`sriov` has already moved the VF: move the VF's RDMA devices after it.
-
-        Returns prevResult unchanged.
-        """
+        """Move the RDMA devices of the VF that `sriov` has moved. Returns prevResult unchanged."""
         previous = results.previous_document(request)
         if previous is None:
             raise invalid_config(
