@@ -1,1 +1,1 @@
-"""The CNI plugins: the protocol, the plugins and their launcher. A container runtime calls them."""
+"""The CNI plugins that a container runtime calls, their protocol and their launcher."""

@@ -1,9 +1,9 @@
-"""The plugins' executables, which need no agent: each executable works on the node's files.
+"""Runs the plugins as executables, without an agent.
 
-An agent holds the lock `Paths.agent_lock`. An executable shares the lock with other executables
-until its process ends, so a starting agent waits for running calls.
+Each executable shares the lock `Paths.agent_lock` until its process ends. An agent takes the lock
+exclusively, so a starting agent waits for running calls.
 
-Imports take time in every call, so an executable imports its plugin only for verbs that need it.
+Imports are slow, so an executable imports its plugin only for verbs that need the plugin.
 """
 
 from cni.spec.entry import main as serve
