@@ -1,14 +1,11 @@
 """Makes, configures, recognises, compares and removes the child interface.
 
-A name does not identify a child, so each child has a mark:
+A name does not identify a child, so each child has a mark. Before the move, the mark is a temporary
+name. After the move, the mark is an alias. Both marks are made of the attachment's key.
 
-- before the move, the child on the host has a temporary name, made of the attachment's key;
-- the message that moves the child also sets an alias, made of the same key. So an IPoIB interface
-  on the host with such an alias has come back from a dead namespace.
-
-When a namespace ends, the kernel does not delete an IPoIB child in it. Some time later the kernel
-moves the child to the initial namespace (ipoib_link_ops.netns_refund). The child is then down and
-may have any name.
+When a namespace ends, the kernel does not delete an IPoIB child in it. Later the kernel moves the
+child to the initial namespace (ipoib_link_ops.netns_refund). There the child is down and may have
+any name.
 """
 
 import hashlib
@@ -52,7 +49,7 @@ class ChildRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def segment(self) -> str:
-        """The parent and the P_Key: children with the same segment reach each other."""
+        """The parent and the P_Key. Children with the same segment reach each other."""
         return f"{self.parent} {self.pkey:#06x}"
 
 
@@ -101,7 +98,7 @@ def configure(
     *,
     set_addresses: bool = True,
 ) -> Link:
-    """Add the addresses, unless they must be probed first, and set the child up."""
+    """Set the child up. Adds the addresses only with `set_addresses`."""
     sysctls = [Sysctl(4, "proxy_arp", "1")] if options.proxy_arp else []
     return interface_addresses.configure(
         pod,
@@ -118,11 +115,10 @@ def configure(
 def link_local(child: Link) -> str:
     """An IPv6 link-local address (CIDR) that no other child has.
 
-    The kernel derives such an address from the port's GUID (addrconf_ifid_infiniband), which all
-    children of a port share, so only the first child would pass duplicate address detection. The
-    hardware address also contains the queue pair's number, which no other child has. So the
-    interface identifier is a hash of the whole 20-byte hardware address. The bit for a universally
-    administered identifier is cleared (RFC 7136, RFC 4291 appendix A).
+    The kernel's own address comes from the port's GUID (addrconf_ifid_infiniband). All children of
+    a port share the GUID, so only the first child would pass duplicate address detection. The
+    address here comes from a hash of the hardware address, which no other child has. The bit for a
+    universally administered identifier is cleared (RFC 7136, RFC 4291 appendix A).
     """
     digest = bytearray(hashlib.sha256(child.mac.encode()).digest()[:8])
     digest[0] &= 0xFD
@@ -130,10 +126,10 @@ def link_local(child: Link) -> str:
 
 
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
-    """Whether an interface is this attachment's child, by kind and mark, or by kind and `mac`.
+    """Whether an IPoIB child has the attachment's mark, or without a mark the address `mac`.
 
-    A pod can overwrite the mark. So a caller passes `mac` for the attachment's own namespace, and
-    for interfaces that come back from that namespace.
+    A pod can overwrite the mark. So `mac` is for interfaces that were in the attachment's
+    namespace.
     """
     marked = link.alias == Mark(attachment.key).alias
     remarked = mac != "" and link.mac == mac and not _has_mark(link)
@@ -156,7 +152,7 @@ def remove(
 ) -> bool:
     """Delete the child in the socket's namespace, under any name. Returns whether it existed.
 
-    `mac` has the meaning of `is_ours`. On the host, it identifies only an interface that is down.
+    On the host, `mac` (see `is_ours`) identifies only an interface that is down.
     """
     removed = False
     temporary_name = Mark(attachment.key).temporary_name

@@ -1,4 +1,4 @@
-"""Reads and checks a network configuration of type `ipoib`, before an ADD changes anything."""
+"""Reads and checks a network configuration of type `ipoib`."""
 
 from typing import Annotated
 
@@ -54,11 +54,10 @@ KNOWN = frozenset({"ipam", *IpoibKeys.__struct_fields__})
 
 
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. A value of `None` means the parent's value.
+    """A valid configuration. `None` means the parent's value.
 
-    `umcast` is off by default: with `umcast` the kernel does not join the multicast groups that
-    another interface of the port, such as the parent, has joined (ipoib_mcast_restart_task). Then
-    the child would not even receive packets to IPv6's all-nodes group.
+    With `umcast`, the kernel joins no multicast group that another interface of the port has joined
+    (ipoib_mcast_restart_task). The child then misses even packets to IPv6's all-nodes group.
     """
 
     masters: tuple[str, ...]  # () means a parent on one of the pod's HCAs
@@ -77,7 +76,7 @@ class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(request: Request) -> IpoibOptions:
-    """The options of a request. Raises CNIError 4 (CNI_ARGS) or 7, which names key and remedy."""
+    """The options of a request. Raises CNIError 4 for CNI_ARGS, otherwise 7."""
     if request.arguments.mac:
         raise CNIError(Code.INVALID_ENVIRONMENT, f"CNI_ARGS MAC: {_NO_MAC}")
     options = request.config.derived(_read)

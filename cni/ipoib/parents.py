@@ -1,4 +1,4 @@
-"""Chooses the parent and plans its child, or reports the obstacle (P_Key table, MTU, HCA)."""
+"""Chooses the parent and plans the child."""
 
 import msgspec
 
@@ -19,8 +19,6 @@ UD_MTU = 4092  # a 4096 byte InfiniBand MTU less IPoIB's header of 4
 
 
 class ChildPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of a child that can be made."""
-
     options: IpoibOptions  # with the values that rules fix
     parent: Link
     port: infiniband.IpoibPort | None
@@ -47,9 +45,9 @@ def choose(
 ) -> ChildPlan:
     """Plan the child on the first master that can be its parent.
 
-    An ADD passes its request and the match of its pod: if the pod holds HCAs, the parent must be on
-    one of these HCAs. Raises CNIError with a reason for each master. The code is 7, or 11 if
-    waiting may help, or 120 if only HCAs that the pod does not hold could serve.
+    With `match`, the parent must be on an HCA of the pod, if the pod holds any. Raises CNIError 7,
+    11 if a wait may help, or 120 if the pod does not hold the HCA. The error has a reason for each
+    master.
     """
     refusals: list[CNIError] = []
     for name in options.masters or _given_parents(route, paths, options, match):
@@ -108,7 +106,7 @@ def _parent(route: Rtnetlink, name: str) -> Link:
 def _given_parents(
     route: Rtnetlink, paths: Paths, options: IpoibOptions, match: Match | None
 ) -> list[str]:
-    """The parents on the pod's HCAs, without `match` on all HCAs. ACTIVE ports come first."""
+    """The parents on the pod's HCAs, or without `match` on all HCAs. ACTIVE ports come first."""
     by_hca: dict[str, list[tuple[int, str]]] = {}
     active = set()
     for link in links.every(route, "ipoib"):
@@ -137,9 +135,7 @@ def _given_parents(
 
 
 def _require_own_hca(plan: ChildPlan, match: Match) -> None:
-    """Raise CNIError if the pod holds HCAs but not the parent's, or if another pod holds the
-    parent's HCA.
-    """
+    """Raise CNIError unless the pod may use the parent's HCA."""
     what = f'parent "{plan.parent.name}"'
     reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
     if reason is not None:
@@ -208,7 +204,7 @@ def _require_possible(plan: ChildPlan) -> None:
 
 
 def why_no_carrier(paths: Paths, plan: ChildPlan, parent: Link | None) -> str:
-    """The reason, found in sysfs, why a child that is up has no carrier."""
+    """The reason why a child that is up has no carrier."""
     if parent is None:
         return f'parent "{plan.parent.name}" is gone'
     port = infiniband.port_of(paths, parent)

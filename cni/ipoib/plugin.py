@@ -1,7 +1,7 @@
 """The plugin `ipoib`: the steps of each verb, in order.
 
-If a step of an ADD fails, or on SIGTERM, the earlier steps are undone in reverse order. If the
-process is killed, the next DEL, GC or sweep reads the journal and undoes the steps.
+After a failure or SIGTERM, an ADD undoes its steps in reverse order. If the process is killed, the
+next DEL, GC or sweep reads the journal and undoes the steps.
 """
 
 from contextlib import ExitStack, suppress
@@ -87,9 +87,7 @@ class IPoIB(InterfacePlugin):
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Delete the attachment's child, which is in the pod, on the host, or in a namespace that
-        the kernel tears down. Raises HostError while the child is not back from such a namespace.
-        """
+        """Delete the attachment's child. Raises HostError while a dying namespace has the child."""
         mac = _recorded_mac(entry)
         removed = False
         own_gone = entry is not None  # whether the namespace that the entry names is gone
@@ -111,8 +109,8 @@ class IPoIB(InterfacePlugin):
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
         """Write the entry of a child that ipoib-cni made.
 
-        The result of the ADD identifies the child. Before CNI 0.4 a runtime passes no result, and
-        then the name of the interface identifies the child.
+        The ADD's result identifies the child. Before CNI 0.4 the interface's name identifies the
+        child.
         """
         previous = results.previous_interface(request)
         if previous is None and versions.at_least(request.cni_version, "0.4.0"):
@@ -182,7 +180,6 @@ class IPoIB(InterfacePlugin):
     def _choose(
         self, host: Rtnetlink, request: Request, wanted: IpoibOptions, allowance: Allowance
     ) -> ChildPlan:
-        """Plan the child, on an HCA of the pod if the pod holds any."""
         match = matched(
             self.paths,
             request,
@@ -197,10 +194,7 @@ class IPoIB(InterfacePlugin):
         return plan
 
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
-        """Wait for the child's carrier. With a `carrier_wait` of 0, return at once.
-
-        Raises CNIError 11 if the child still has no carrier after the wait.
-        """
+        """Wait for the child's carrier. Raises CNIError 11 after `carrier_wait` seconds."""
         seconds = plan.options.carrier_wait
         ready = links.await_carrier(sandbox.pod, moved, seconds)
         if ready.carrier or not seconds:
@@ -215,7 +209,7 @@ class IPoIB(InterfacePlugin):
 
 
 def _returned(mac: str, seconds: float) -> Link | None:
-    """The unmarked child with that address, once the child is back on the host."""
+    """The unmarked child with that address, once the host has the child."""
     if not mac:
         return None
     with netlink() as host:
