@@ -1,7 +1,4 @@
-"""Chooses the devices that an ADD may try, checks that the pod may have them, and answers STATUS.
-
-This module changes nothing.
-"""
+"""Lists the devices that an ADD may try, and checks whether the pod may have a device."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,9 +16,9 @@ from host.sysfs.pci import Function
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
     """The addresses of the devices to try, in order. Raises CNIError if there are none.
 
-    If the configuration names a device, that device is the only candidate. Otherwise the candidates
-    are the devices that the kubelet gave to the pod. A pod without such devices gets a device of a
-    master, unless the device is reserved for other pods.
+    A device that the configuration names is the only candidate. Otherwise the candidates are the
+    devices that the kubelet gave to the pod. A pod without such devices gets an unreserved device
+    of a master.
     """
     if options.device:
         yield options.device
@@ -78,10 +75,7 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
 
 
 def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
-    """Whether the link layer of the device's interface is InfiniBand.
-
-    A device without an interface has the link layer of its PF.
-    """
+    """Whether the device's interface, or else the PF's interface, is InfiniBand."""
     names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
     found = (links.find(host, name) for name in names if name)
     link = next(filter(None, found), None)
@@ -104,13 +98,9 @@ def require_entitled(paths: Paths, address: str, options: SriovOptions, match: M
 
 
 def require_match(paths: Paths, function: Function, options: SriovOptions, match: Match) -> None:
-    """Raise CNIError if the pod may not have the device.
-
-    The code is 120 if the pod's uverbs devices belong to another HCA, and 120 or 121 if the device
-    is reserved for other pods. A VF without an RDMA device is not compared with uverbs devices.
-    """
+    """Raise CNIError 120 or 121 if the pod may not have the device."""
     address, what = function.address, f"device {function.address}"
-    # A pod without HCAs has no uverbs devices to compare.
+    # Without HCAs or RDMA devices there are no uverbs devices to compare.
     names = options.match_device and match.holdings.hcas and rdma_devices_of(paths, function)
     if names:
         remedy = 'remove "deviceID" and "master"'
@@ -159,7 +149,7 @@ def _no_master(master: str) -> str:
 
 
 def missing(paths: Paths, options: SriovOptions) -> list[str]:
-    """The reasons why an ADD would fail on this node now, for STATUS; [] if there are none."""
+    """The reasons why an ADD would fail on this node now."""
     reasons: list[str] = []
     if options.rdma_isolation:
         try:

@@ -1,6 +1,6 @@
-"""Claims a device: chooses a device, and records that this attachment has the device.
+"""Chooses a device, and records in the journal that this attachment has the device.
 
-The only other change is that a device of a dead attachment is released first.
+A device of a dead attachment is released first.
 """
 
 import time
@@ -32,8 +32,6 @@ from policy.allowance import Allowance, joined
 
 
 class ClaimedDevice(NamedTuple):
-    """A device that the attachment has from now on."""
-
     entry: JournalEntry
     record: DeviceRecord
     plan: DevicePlan
@@ -42,9 +40,9 @@ class ClaimedDevice(NamedTuple):
 
 
 class _InUse(Exception):
-    """Another attachment has the device. `settling` is true while a call for it is running.
+    """Another attachment has the device. `settling` is true while a call for that attachment runs.
 
-    The text is for the tenant. Only the note for the administrator names the other attachment.
+    Tenants read the error text, so only `note` names the other attachment.
     """
 
     def __init__(self, owner: JournalEntry, *, settling: bool) -> None:
@@ -79,8 +77,8 @@ class Claimer(NamedTuple):
     def claim(self, wanted: SriovOptions) -> ClaimedDevice:
         """Claim the first candidate that fits. Raises CNIError with a reason for each candidate.
 
-        If no candidate is free, but a call runs for an attachment that has a candidate, wait for
-        that call. Other attachments of the pod may choose during the wait.
+        While a call runs for the owner of a candidate, wait and try again. Other attachments of the
+        pod may choose during the wait.
         """
         deadline = time.monotonic() + locks.TIMEOUT
         backoff = Backoff(0.05, 1.0)

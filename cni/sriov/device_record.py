@@ -11,8 +11,6 @@ from host.netlink.vfs import VF
 
 
 class MovedRdmaDevice(msgspec.Struct, frozen=True):
-    """An RDMA device that moves with the interface."""
-
     index: int
     name: str
 
@@ -37,7 +35,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def segment(self) -> str:
-        """A name of the link that the device is on: the PF, with the VLAN or the P_Key."""
+        """The link that the device is on: the PF, with the VLAN or the P_Key."""
         pf = self.pf or self.above or self.device
         if self.pkey is not None:
             return f"{pf} {self.pkey | 0x8000:#06x}"  # full and limited members of one partition
@@ -74,14 +72,13 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
 
 
 def _origin(plan: DevicePlan) -> Origin | None:
-    """The interface's state for the DEL. An alias with our prefix is that of a lost attachment."""
+    """The interface's state for the DEL. An alias with our prefix is from a lost attachment."""
     if plan.link is None:
         return None
     origin = origin_of(plan.link)
     if origin.alias.startswith(ALIAS_PREFIX):
         origin = msgspec.structs.replace(origin, alias="")
     if plan.vf is not None and not plan.infiniband and plan.vf.mac != vf_settings.NO_MAC:
-        # A reset of the VF's driver gives the VF the address that the PF has set, and a VF that is
-        # not trusted can have no other address.
+        # After a reset of its driver, a VF has the address that its PF has set.
         origin = msgspec.structs.replace(origin, mac=plan.vf.mac)
     return origin

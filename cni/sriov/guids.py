@@ -1,8 +1,7 @@
-"""Gives an InfiniBand VF new GUIDs by a rebind, because the VF's driver reads GUIDs at a bind.
+"""Gives an InfiniBand VF new GUIDs. The VF's driver reads GUIDs only when it is bound.
 
-A rebind creates a new interface and a new RDMA device, with another index and possibly another
-uverbs number. Another uverbs number is an error, because the container has the old number's device
-node since the kubelet admitted the pod.
+A rebind creates a new interface and a new RDMA device. Another uverbs number is an error, because
+the container already has the device node of the old number.
 """
 
 import msgspec
@@ -34,7 +33,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind a VF's driver, which reads the new GUID. Raises CNIError 100 for a new uverbs."""
+    """Rebind the driver, which reads the GUID. Raises CNIError 100 if the uverbs device changes."""
     link = plan.link
     if link is None:
         return plan, record
@@ -71,7 +70,7 @@ def note_other_partition(plan: DevicePlan, pkey: int | None) -> None:
 
 
 def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> None:
-    """Rebind the VF's driver on the host, so that the interface gets the VF's old GUID again."""
+    """Rebind the VF's driver on the host, so that the VF gets its old GUID again."""
     if record.before is None or record.applied is None or record.origin is None:
         return
     if record.before.port_guid == record.applied.port_guid or not record.infiniband:
@@ -89,10 +88,7 @@ def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> 
 
 
 def await_link(host: Rtnetlink, address: str, old: Link, *, same_index: bool = False) -> Link:
-    """Wait for the interface on the host that replaces the device's interface `old`.
-
-    Raises HostError.
-    """
+    """Wait until an interface of the device replaces `old` on the host. Raises HostError."""
 
     def appeared() -> Link | None:
         for link in links.every(host):

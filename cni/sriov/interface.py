@@ -1,8 +1,7 @@
-"""Moves a device into the pod, in the order that the kernel needs, and compares the device there.
+"""Moves a device into the pod, and compares the device there.
 
-An InfiniBand RDMA device moves first, because the kernel then deletes the device's IPoIB interface
-and creates a new interface on the host. A RoCE RDMA device moves last, after the interface that its
-GIDs come from.
+An InfiniBand RDMA device moves first, because its move makes the kernel create the interface again.
+A RoCE RDMA device moves last, because its GIDs come from the interface.
 """
 
 from functools import partial
@@ -116,10 +115,7 @@ def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> t
 
 
 def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link:
-    """Set the configured address, and wait until the interface shows it.
-
-    A VF's driver passes the address to the PF, which may refuse it.
-    """
+    """Set the configured address. Raises HostError if the interface does not take the address."""
     if record.mac in ("", moved.mac):
         return moved
     netdev_move.set_address(pod, moved, record.mac)

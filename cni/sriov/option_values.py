@@ -1,7 +1,6 @@
 """Checks each value of a network configuration of type `sriov`.
 
-`None` and "" mean that a key is not set, and become `None`, "" or (). Every function raises
-CNIError 7 (4 for CNI_ARGS), which names the key and the remedy.
+`None` and "" mean that a key is not set. Each function raises CNIError 7, or 4 for CNI_ARGS.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ CNI_ARGS_MAC = "CNI_ARGS MAC"  # the key of a MAC in CNI_ARGS, as errors name it
 
 TAG = ("vlan", "vlanQoS", "vlanProto")
 ETHERNET = (*TAG, "mac", "spoofchk", "trust", "min_tx_rate", "max_tx_rate")
-"""Options for settings that an Ethernet PF has for its VF, and an InfiniBand PF does not have."""
+"""Options that only an Ethernet PF has for its VFs."""
 
 
 class WrittenValue(NamedTuple):
@@ -31,7 +30,7 @@ class WrittenValue(NamedTuple):
 
 
 def masters(written: str | list[str] | None) -> tuple[str, ...]:
-    """The interface names in `master`, which is a name or a list, without repeated names."""
+    """The interface names in `master`, without repetitions."""
     names = (written,) if isinstance(written, str) else tuple(dict.fromkeys(written or ()))
     if names in ((), ("",)):
         return ()

@@ -1,7 +1,7 @@
 """Reads and checks a network configuration of type `sriov`.
 
-The keys are those of sriov-cni and ib-sriov-cni; `master` and `pfOnly` come from their common
-ancestor. null means that a key is not set. A setting without a key does not change.
+The keys are those of sriov-cni, ib-sriov-cni and their common ancestor. A key that is missing or
+null leaves its setting unchanged.
 """
 
 from collections.abc import Mapping
@@ -74,9 +74,8 @@ class _SriovConfig(msgspec.Struct, frozen=True, kw_only=True):
     args: _SriovArguments | None = None
 
 
-# logLevel and logFile are keys of sriov-cni without effect here: the agent has its own log level.
-# Runtimes write "args" and "runtimeConfig", so other keys that look like them, such as a vendor's
-# "tags", are not misspellings.
+# sriov-cni's logLevel and logFile have no effect here. Runtimes write "args" and "runtimeConfig".
+# So similar keys, such as a vendor's "tags", are not misspellings.
 KNOWN = frozenset(
     {"logLevel", "logFile", *(field.encode_name for field in msgspec.structs.fields(_SriovConfig))}
     - {"args", "runtimeConfig"}
@@ -87,10 +86,8 @@ _IN_OUR_CASE = {key.lower(): key for key in sorted(KNOWN)}
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. `None` and "" leave a setting unchanged.
 
-    `vf` has the PF's settings for its VF, by key: "mac", "vlan", "vlanQoS", "vlanProto",
-    "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "guid". A missing key leaves
-    the setting unchanged. The three keys of a VLAN are all present or all missing, and so are the
-    two keys of the rates.
+    `vf` has the PF's settings for its VF, by key. A missing key leaves a setting unchanged. The
+    three keys of a VLAN come together, and so do the two keys of the rates.
     """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
@@ -121,7 +118,7 @@ def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
-    """The options of a request. Raises CNIError 4 or 7, which names the key and the remedy."""
+    """The options of a request. Raises CNIError 4 for CNI_ARGS, otherwise 7."""
     written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
     masters = option_values.masters(written.master)
@@ -165,7 +162,7 @@ def _written(network: NetworkConfig) -> tuple[_SriovConfig, Mapping[str, DeviceI
 
 
 def device_of(request: Request) -> Bdf:
-    """The device of any configuration, even of an invalid one, for a DEL; "" if there is none."""
+    """The device of a configuration, even of an invalid one; "" if there is none."""
     try:
         return _device(request.config.device_ids())[0]
     except CNIError:
@@ -198,7 +195,6 @@ def _address(device_id: str) -> Bdf | None:
 
 
 def no_such_device(device_id: str, key: str = "deviceID") -> CNIError:
-    """The error for a device id that is neither an address nor the id of a device of the pod."""
     return invalid_config(
         f'"{key}": "{device_id}" is not a device: give a PCI address such as "0000:af:06.0", '
         'or the name of an auxiliary device such as "mlx5_core.sf.6"'
@@ -206,7 +202,6 @@ def no_such_device(device_id: str, key: str = "deviceID") -> CNIError:
 
 
 def no_device(addition: str = "") -> CNIError:
-    """The error for an attachment without a device."""
     return invalid_config(
         '"deviceID" is missing: Multus passes it only if the NetworkAttachmentDefinition has '
         'the annotation "k8s.v1.cni.cncf.io/resourceName" and the pod requests that resource. '
@@ -216,7 +211,6 @@ def no_device(addition: str = "") -> CNIError:
 
 
 def _mac(written: _SriovConfig, request: Request) -> WrittenValue:
-    """The MAC of the first place that has one: runtimeConfig, CNI_ARGS, args.cni, configuration."""
     mac, upper = written.mac, written.upper_mac  # sriov-cni ignores the key's case
     if mac and upper and mac.lower() != upper.lower():
         raise invalid_config(f'"mac" is {mac}, but "MAC" is {upper}: remove one of the two keys')
@@ -254,7 +248,6 @@ def _cni_arguments(written: _SriovConfig) -> dict[str, Any]:
 
 
 def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[str, Any]:
-    """The value of `SriovOptions.vf`."""
     found = {
         "mac": option_values.mac(mac),
         **option_values.vlan(written.vlan, written.vlanQoS, written.vlanProto),
@@ -268,10 +261,7 @@ def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[st
 
 
 def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
-    """Raise CNIError for options that exclude each other.
-
-    `vf` has the name of each option for the VF in error texts, by key.
-    """
+    """Raise CNIError for options that exclude each other. `vf` has names for errors, by key."""
     named = [name for name in vf.values() if name]
     if written.pfOnly and named:
         raise wrong(

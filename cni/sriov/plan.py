@@ -26,7 +26,7 @@ _ASK_THE_KUBELET = (
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The state before the ADD of a device that can satisfy the options."""
+    """A device that can satisfy the options, in its state before the ADD."""
 
     function: Function
     link: Link | None  # the device's interface on the host; `None` with a userspace driver
@@ -35,12 +35,11 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def infiniband(self) -> bool:
-        """Whether the link layer is InfiniBand."""
         return self.link is not None and self.link.link_type == ARPHRD_INFINIBAND
 
 
 class DeviceUnfit(CNIError):
-    """A device cannot serve the attachment. Another device may be able to."""
+    """A device cannot serve the attachment, but another device may."""
 
     def __init__(self, message: str, code: int = Code.INVALID_CONFIG) -> None:
         super().__init__(code, message)
@@ -84,8 +83,7 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
 
 
 def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
-    """Refuse an interface that the host uses, because a DEL could not restore its addresses and
-    routes."""
+    """Refuse an interface that the host uses. A DEL could not restore addresses and routes."""
     if master := attribute_files.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '

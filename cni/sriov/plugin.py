@@ -1,8 +1,8 @@
 """The plugin `sriov`: the steps of each verb, in order.
 
-If a step of an ADD fails, or on SIGTERM, the earlier steps are undone in reverse order. If the
-process is killed, the next DEL, GC, sweep, or ADD for the same device reads the journal and undoes
-the steps.
+After a failure or SIGTERM, an ADD undoes its steps in reverse order. If the process is killed, the
+next DEL, GC or sweep reads the journal and undoes the steps. An ADD for the same device does this,
+too.
 """
 
 from typing import Any, ClassVar
@@ -93,13 +93,13 @@ class Sriov(InterfacePlugin):
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Restore the attachment's device, unless that was done already. Raises HostError, Busy."""
+        """Restore the attachment's device, if it still has one. Raises HostError, Busy."""
         vf_release.release(self.journal, self.paths, attachment, request, entry)
         if entry is not None:
             sriov_cni.forget(self.paths, attachment, entry.device)
 
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """Write the entry of a VF that sriov-cni or ib-sriov-cni attached, from their files."""
+        """Write the entry of a VF from the files of sriov-cni or ib-sriov-cni."""
         return sriov_cni.adopt(self.journal, self.paths, attachment, request)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
@@ -108,7 +108,7 @@ class Sriov(InterfacePlugin):
         interface.check(self.journal, self.paths, attachment, request)
 
     def require_ready(self, request: Request) -> None:
-        """Raise CNIError unless there are VFs, and RDMA devices have the mode that is needed."""
+        """Raise CNIError if an ADD would fail on this node now."""
         wanted = options.read(request, needs_device=False)
         self._require_possible(match_device=wanted.match_device, pf_only=wanted.pf_only)
         require_records(self.paths)

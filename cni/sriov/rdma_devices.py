@@ -1,12 +1,12 @@
 """Moves RDMA devices of an interface into the pod, and restores them on the host.
 
-This module finds the RDMA devices of a function by their uverbs devices. These are visible in every
-namespace, even if the RDMA device was renamed. An index identifies a device until a driver is
-bound: the bind creates a new device, and another HCA's device may get the index.
+A function's RDMA devices are found by their uverbs devices, which are visible in every namespace. A
+device keeps its index until a driver is bound. The bind creates a new device, and another HCA's
+device may get the old index.
 
 A container gets the numbers of its uverbs devices when the kubelet admits the pod. A device that is
-bound, created, or moved to another namespace gets the lowest free number among all RDMA devices of
-the node. Two calls at once could swap numbers, so only one call at a time binds or moves devices.
+bound or moved gets the lowest free number of the node. Two calls at once could swap numbers, so
+only one call at a time binds or moves devices.
 """
 
 import threading
@@ -67,8 +67,7 @@ def restore(
 ) -> bool:
     """Move the function's RDMA devices from these namespaces to the host, under their old names.
 
-    Without namespaces, wait until a dying namespace returns the devices. Returns False if the host
-    does not have all devices after `seconds`.
+    Without namespaces, wait for a dying namespace. Returns False if `seconds` were not enough.
     """
 
     def is_restored() -> bool:
@@ -113,7 +112,7 @@ def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
 
 @contextmanager
 def numbering_alone(paths: Paths) -> Iterator[None]:
-    """Let no other call make the kernel number devices during the block. Blocks may be nested."""
+    """Let no other call bind or move devices during the block. Blocks may be nested."""
     if getattr(_own, "held", False):
         yield
         return

@@ -1,9 +1,8 @@
-"""Adopts attachments of sriov-cni and ib-sriov-cni, so that a DEL restores their VFs like ours.
+"""Adopts attachments of sriov-cni and ib-sriov-cni, so that a DEL restores their VFs.
 
-Both plugins keep a file for each attachment, `<container>-<interface>`, with the ADD's
-configuration and the VF's earlier state (SaveNetConf in pkg/utils/utils.go of both). sriov-cni also
-keeps a file for each VF in use, `pci/<BDF>`, and makes both directories with mode 0600. Only root
-can write to the directories.
+Both plugins write a file `<container>-<interface>` for each attachment. The file has the ADD's
+configuration and the VF's earlier state (SaveNetConf in pkg/utils/utils.go). sriov-cni also writes
+a file `pci/<BDF>` for each VF in use. Only root can write to these directories.
 """
 
 import time
@@ -51,7 +50,7 @@ class _VfState(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class FormerState(msgspec.Struct, frozen=True):
-    """The fields of a file of sriov-cni or ib-sriov-cni that a DEL needs."""
+    """The fields of a plugin's file that a DEL needs."""
 
     deviceID: str
     state: _VfState | None = msgspec.field(name="OrigVfState", default=None)  # of sriov-cni
@@ -68,9 +67,9 @@ class FormerState(msgspec.Struct, frozen=True):
 def adopt(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request
 ) -> JournalEntry | None:
-    """Write the entry of such an attachment, unless its VF now has another attachment.
+    """Write the entry of an attachment, unless another attachment has its VF now.
 
-    Raises HostError if the VF's interface is in a living namespace of another pod.
+    Raises HostError if the VF is in another namespace that has processes.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)
@@ -91,7 +90,7 @@ def adopt(
 
 
 def forget(paths: Paths, attachment: Attachment, device: str) -> None:
-    """Remove the files of an attachment whose VF is restored."""
+    """Remove the plugins' files of an attachment."""
     _make_searchable(paths)
     for path in _paths(paths, attachment):
         path.unlink(missing_ok=True)
@@ -100,7 +99,7 @@ def forget(paths: Paths, attachment: Attachment, device: str) -> None:
 
 
 def _make_searchable(paths: Paths) -> None:
-    """Let a process without CAP_DAC_OVERRIDE find and remove sriov-cni's files."""
+    """Let a process without CAP_DAC_OVERRIDE use sriov-cni's directories (mode 0600)."""
     with suppress(FileNotFoundError, NotADirectoryError):
         for directory in ("sriov", "sriov/pci"):
             (paths.cni_state / directory).chmod(0o700)
@@ -169,7 +168,7 @@ def _entry(
 
 
 def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
-    """Raise HostError if the VF is in a namespace that has processes and is not one of `own`."""
+    """Raise HostError if a namespace with processes has the VF. `own` does not count."""
     inodes = [namespace.inode for namespace in own if namespace is not None]
     for namespace in NetworkNamespace.every():
         with namespace:
@@ -204,8 +203,7 @@ def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerSta
 def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
     """The earlier interface on the host; `None` with a userspace driver.
 
-    A property that the plugins' files do not have gets the value of a new device. The plugins leave
-    the interface down. The host's alternative names look like the pod's, so all are removed.
+    A property that is not in the file gets the value of a new device.
     """
     state = former.state or _VfState()
     name = state.host_if_name or former.host_name
@@ -253,7 +251,7 @@ def _before(now: VF, former: FormerState) -> VF:
 
 
 def _applied(now: VF, former: FormerState) -> VF:
-    """The current VF, with the settings of the ADD that the VF's driver does not report."""
+    """The VF's current settings. A setting that the driver does not report has the ADD's value."""
     written = {"spoofchk": former.spoofchk == "on", "trust": former.trust == "on"}
     values = {**written, "link_state": former.link_state}
     hidden = (key for key in values if getattr(former, key) and getattr(now, key) is None)

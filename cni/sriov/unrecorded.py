@@ -1,8 +1,7 @@
-"""Makes the record of a device whose journal file is lost or damaged, from the device's state.
+"""Makes a device's record from the device's state, if the journal file is lost or damaged.
 
-The interface's old name on the host and the PF's old settings are then unknown. The interface gets
-a name from the kernel, and its hardware's permanent address. Settings of the PF that the request's
-configuration sets get the values of a new VF.
+The interface then gets a name from the kernel, and its permanent address. A setting of the PF that
+the request names gets the value of a new VF.
 """
 
 from contextlib import suppress
@@ -37,9 +36,8 @@ _UNKNOWN = -1  # index of an RDMA device that keeps its current name
 def device_of(journal: Journal, attachment: Attachment, request: Request) -> str:
     """The device with the attachment's mark, or else the device that the request names, or "".
 
-    A device without the mark counts only if the attachment has a damaged file, or if the runtime
-    passes a result of the attachment. With such a result, another project's plugin attached the
-    device, and lost its own file.
+    Without the mark, a device counts only if the attachment has a damaged file or a result. A
+    result means that another project's plugin attached the device, and lost its file.
     """
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
@@ -51,7 +49,7 @@ def device_of(journal: Journal, attachment: Attachment, request: Request) -> str
 def record_of(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request, device: str
 ) -> DeviceRecord | None:
-    """The record of a device whose lock the caller has; `None` if another attachment has it."""
+    """The record of a device that the caller has locked; `None` if another attachment has it."""
     owners = [entry for entry in journal.holders(device) if isinstance(entry, JournalEntry)]
     if any(owner.attachment != attachment for owner in owners):
         return None
@@ -85,10 +83,7 @@ def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEnt
 
 
 def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
-    """If the device's interface is in a namespace without processes, move it to the host.
-
-    No attachment has the interface.
-    """
+    """Move the interface of an unclaimed device to the host, from a namespace without processes."""
     if pci.netdevs(paths, address):  # nearly always the interface is on the host
         return
     function = pci.find(paths, address)
@@ -125,7 +120,7 @@ def is_inhabited(namespace: NetworkNamespace) -> bool:
 
 
 def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
-    """The state to restore for the interface, which is found by mark, or in the pod by device."""
+    """The interface's state to restore. Finds the interface by mark, or in the pod by device."""
     alias = Mark(attachment.key).alias
     with netlink() as host:
         for link in links.every(host):
@@ -156,7 +151,7 @@ def _origin_of(route: Rtnetlink, link: Link, name: str) -> Origin:
 
 
 def _settings(function: Function, request: Request) -> tuple[VF | None, VF | None]:
-    """The settings of a new VF, before and after the configuration applies; `None` if unknown."""
+    """The settings of a new VF, without and with the configuration; `None` if unknown."""
     if function.index is None:
         return None, None
     try:

@@ -76,9 +76,8 @@ def as_planned(
 ) -> Allowance:
     """The allowance, narrowed by the device's own VLAN or P_Key. Raises CNIError 121.
 
-    An Ethernet device's VLAN counts if "vlan" is missing, and an InfiniBand interface's P_Key. No
-    PF tags the frames of an SF or of a whole PF, so the pod may send any tag, as with VLAN 0. The
-    MTU that the device already has needs no rule.
+    The device's VLAN counts if "vlan" is missing. An SF or a whole PF counts as VLAN 0, because the
+    pod can send any tag. The device's own MTU needs no rule.
     """
     link = plan.link
     if wanted.mtu and link is not None and wanted.mtu != link.mtu:

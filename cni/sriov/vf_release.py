@@ -1,8 +1,8 @@
-"""Releases a device in a DEL: restores its RDMA devices, its interface, then its PF's settings.
+"""Restores a device in a DEL: its RDMA devices, its interface, then its PF's settings.
 
-The settings come last, because a VF that is still in a pod must not lose its VLAN: the pod would
-get into another network. Another pod may get a released device at once. So the device is removed
-from the journal's entry under the same lock, and later calls for the entry do not touch the device.
+The settings come last, because a pod must not lose its VLAN and get into another network. Another
+pod may get a released device at once. So the device leaves the journal's entry under the same lock.
+Later calls for the entry do not touch the device.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def release(
     request: Request,
     entry: JournalEntry | None,
 ) -> None:
-    """Restore the attachment's device, unless that was done already. Raises HostError, Busy."""
+    """Restore the attachment's device, if it still has one. Raises HostError, Busy."""
     device = entry.device if entry else unrecorded.device_of(journal, attachment, request)
     if device:
         with journal.device_locked(device):
@@ -52,7 +52,7 @@ def release_locked(
     entry: JournalEntry | None,
     device: str,
 ) -> None:
-    """Restore and release `device`, whose lock the caller has."""
+    """Restore and release `device`. The caller has the device's lock."""
     record = _recorded(entry) or unrecorded.record_of(journal, paths, attachment, request, device)
     if record is not None and not pci.is_present(paths, device):
         note(f"device {device} of {attachment} has gone from this node")
@@ -106,10 +106,7 @@ class _Restoration(NamedTuple):
         failures.report()
 
     def _restore_rdma_devices(self) -> None:
-        """Move the RDMA devices to the host.
-
-        Raises HostError, also while a dying namespace has one.
-        """
+        """Move the RDMA devices to the host. Raises HostError while a dying namespace has one."""
         opened = [namespace for namespace, _ in self.namespaces]
         if rdma_devices.restore(self.paths, self.record, opened, RETURN_TIME):
             return
@@ -121,13 +118,12 @@ class _Restoration(NamedTuple):
         self._await_or_bind(f"RDMA device of {self.record.device}", "RDMA device")
 
     def _restore_netdev(self, origin: Origin, mark: Mark) -> None:
-        """Move the interface to the host. Raises HostError, also while a dying namespace has it."""
+        """Move the interface to the host. Raises HostError while a dying namespace has it."""
         host, ifname, device = self.host, self.entry.ifname, self.record.device
         for _, pod in self.namespaces:
             if _moved_out(host, pod, ifname, origin, mark):
                 return
-        # The kernel makes an IPoIB interface again when the RDMA device returns. The kernel also
-        # needs time to tear a dead namespace down.
+        # The kernel needs time to create an IPoIB interface, and to tear a namespace down.
         seconds = RETURN_TIME if self.record.infiniband or not self.namespaces else 0.0
         if wait_until(lambda: netdev_move.restore(host, None, ifname, origin, mark), seconds, 0.05):
             return
@@ -144,7 +140,7 @@ class _Restoration(NamedTuple):
             raise HostError(f"device {device} has no interface, although its driver is bound")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
-        """Bind the driver, so that it makes a new device, unless `awaited` may still come back."""
+        """Bind the driver, which makes a new device. Raises HostError if `awaited` may return."""
         if awaited:
             await_return(self.journal, self.entry, awaited)
         note(f"device {self.record.device} has no {missing}: binding its driver again")
@@ -158,10 +154,7 @@ def _moved_out(host: Rtnetlink, pod: Rtnetlink, ifname: str, origin: Origin, mar
 
 
 def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
-    """Bind the old driver again.
-
-    A runtime may have bound vfio-pci for a virtual machine, and died.
-    """
+    """Bind the old driver again. A runtime that died may have left vfio-pci bound."""
     driver = pci.driver_of(paths, record.device)
     if record.driver not in ("", driver) and pci.is_present(paths, record.device):
         note(f'device {record.device} has driver "{driver}": binding {record.driver} again')
@@ -180,7 +173,7 @@ def _restore_driver_settings(
 def restore_settings(
     paths: Paths, host: Rtnetlink, record: DeviceRecord, only: Sequence[str] = ()
 ) -> None:
-    """Restore the PF's settings for the VF that the ADD changed; with `only`, just those fields."""
+    """Restore the PF's settings that the ADD changed, or only the fields in `only`."""
     if record.before is None or record.applied is None:
         return
     pf_address, index = pci.place_of_vf(paths, record.device)

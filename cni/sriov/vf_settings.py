@@ -1,7 +1,7 @@
 """Computes, applies, restores and compares the settings that a PF has for a VF.
 
-The caller holds the PF's lock (`pf_of`, `vf_of`), because drivers refuse or mix up settings that
-are written for several VFs at the same time.
+The caller holds the PF's lock (`pf_of`, `vf_of`). Without the lock, drivers refuse or mix up the
+settings of several VFs.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> AbstractContextManager[Link
 def vf_of(
     paths: Paths, host: Rtnetlink, pf: str, index: int
 ) -> AbstractContextManager[tuple[Link, VF]]:
-    """Like `pf_of`, with the settings of the VF of that number. Also raises HostError."""
+    """Like `pf_of`, with the settings of the VF. Raises HostError, Busy."""
     return _of_pf(paths, pf, lambda name: vfs.find(host, name, index))
 
 
@@ -80,10 +80,7 @@ def wanted(before: VF, options: SriovOptions) -> VF:
 
 
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
-    """Write the settings that differ. Raises HostError.
-
-    With `all_of_it`, writes all settings before it raises the refusals.
-    """
+    """Write the settings that differ. Raises HostError, with `all_of_it` only at the end."""
     failures = []
     for names, request in _requests():
         values = [getattr(target, name) for name in names]
@@ -100,12 +97,12 @@ def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = F
 
 
 def restored(now: VF, before: VF, applied: VF) -> VF:
-    """The settings to restore: the values before the ADD of all settings that the ADD changed.
+    """The current settings, with the old value of each setting that the ADD changed.
 
     Other settings stay, because an administrator may have changed them. A setting that the driver
     did not report gets the value of a new VF. The PF's address for the VF is always restored,
-    because a trusted VF can change it. But an address of zeros means that the PF has set none: then
-    the PF shows the VF's own address once the VF is up.
+    because a trusted VF can change it. If the PF had set no address (zeros), the PF shows the VF's
+    own address.
     """
     changed: dict[str, object] = {}
     for names, _ in _requests():
@@ -129,12 +126,10 @@ def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
 
 
 def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
-    """The VF's fields that each request sets, and the request's function, in the right order."""
+    """The fields that each request sets, and the request's function, in the order to send."""
     return (
-        (
-            ("mac",),
-            _set_mac,
-        ),  # before spoofchk, with which the PF drops frames from other addresses
+        # Before spoofchk, with which the PF drops frames from other addresses.
+        (("mac",), _set_mac),
         (_TAG, vfs.set_vlan),
         (("min_tx_rate", "max_tx_rate"), vfs.set_rate),
         (("spoofchk",), vfs.set_spoofchk),
