@@ -2,8 +2,8 @@
 
 `netlink` changes interfaces, addresses, VFs and RDMA devices, in the namespaces that `namespaces`
 opens. `netdev_move` moves an interface into a pod and restores it on the host. `announce` and
-`address_probe` send packets about the interface's addresses. `sysfs` finds PCI functions, HCAs and
-GPUs, and the distances between them. This package depends on neither CNI nor Kubernetes.
+`address_probe` send packets about addresses. `sysfs` finds PCI functions, HCAs and GPUs. This
+package depends on neither CNI nor Kubernetes.
 """
 
 from base import skip_init

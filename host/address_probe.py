@@ -1,8 +1,8 @@
 """Asks the link whether another machine has an address, before the address is set here.
 
-IPv4 uses ARP probes (RFC 5227, 2.1.1), and IPv6 uses the neighbour solicitations of duplicate
-address detection (RFC 4862, 5.4). These packets have no sender address, so no neighbour stores a
-wrong entry. A probe takes one second, because RFC 5227's 9 seconds are too long for a pod.
+IPv4 uses ARP probes (RFC 5227, 2.1.1). IPv6 uses the neighbour solicitations of duplicate address
+detection (RFC 4862, 5.4). These packets have no sender address, so no neighbour stores a wrong
+entry. A probe takes one second, because RFC 5227's 9 seconds are too long for a pod.
 """
 
 import select
@@ -41,10 +41,10 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 def answers(namespace: NetworkNamespace, link: Link, addresses: Sequence[str]) -> dict[str, str]:
-    """The addresses that another machine on the link has, each with the machine's hardware address.
+    """The addresses that other machines on the link have, with their hardware addresses.
 
-    The interface must have carrier, must not have the addresses yet, and for IPv6 addresses must
-    have IPv6 enabled. Raises HostError.
+    The interface needs carrier, and IPv6 for IPv6 addresses. It must not have the addresses yet.
+    Raises HostError.
     """
     mine = packets.octets(link.mac)
     targets = {address: _target(link, mine, address) for address in addresses}
@@ -155,9 +155,9 @@ def _owner_by_arp(payload: bytes, address: bytes, mine: bytes) -> bytes | None:
 
 
 def _owner_by_advertisement(payload: bytes, address: bytes) -> bytes | None:
-    """The owner's hardware address in an advertisement of `address`, b"" without one, or `None`.
+    """The hardware address in an advertisement of `address`; b"" if the option is missing.
 
-    Only a packet from the link itself counts (hop limit 255).
+    Returns `None` for other packets, and for packets from behind a router (hop limit below 255).
     """
     if len(payload) < 64 or payload[6:8] != bytes((_ICMPV6, _HOPS)):
         return None

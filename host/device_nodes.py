@@ -21,10 +21,7 @@ class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
-    """The node at a path of the host.
-
-    Raises HostError, with the remedy `missing` without a file, `other` for a file of another kind.
-    """
+    """The node at a path of the host. Raises HostError with the remedy `missing` or `other`."""
     try:
         status = host.stat()
     except OSError as error:

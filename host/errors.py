@@ -1,16 +1,13 @@
-"""The exceptions of this package. Each text is complete: a person can read it alone."""
+"""The exceptions of this package. A person can read each text without its context."""
 
 import errno
 import os
 
 
 class HostError(Exception):
-    """The kernel refused a request, or an object does not exist. The text names object and reason.
+    """The kernel refused a request, or an object is missing. The text names object and reason."""
 
-    `code` is the kernel's errno, or 0.
-    """
-
-    code = 0
+    code = 0  # the kernel's errno, or 0
 
 
 class NamespaceGone(HostError):

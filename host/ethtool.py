@@ -1,8 +1,7 @@
 """Reads and restores driver settings, as in ethtool(8) -k, -l, -g, -c (linux/ethtool.h).
 
-The settings stay when an interface moves to another network namespace, and root of that namespace
-may change them. This module uses ioctl(2), because the struct that was read can also be written.
-ethtool_netlink would need bit sets, and pyroute2 has classes for one of the five settings.
+A pod may change these settings, and a move of the interface does not reset them. This module uses
+ioctl(2), because a struct that was read can be written back.
 """
 
 import ctypes

@@ -1,11 +1,8 @@
-"""Mounts and unmounts, also in the mount namespace of the host.
+"""Mounts and unmounts (mount(2), umount2(2)), also in the host's mount namespace.
 
-An agent in a container mounts in the host's mount namespace, because no runtime sees mounts in the
-container's. setns(2) moves a thread into a mount namespace only if the thread shares its root and
-working directory with no other thread (unshare(2), CLONE_FS). The thread cannot move back, so each
-such task runs in a new thread.
-
-Sources: mount(2), umount2(2), setns(2), unshare(2).
+No runtime sees mounts in an agent's container, so the agent mounts in the host's mount namespace.
+setns(2) needs a thread that shares its root and working directory with no other thread (unshare(2),
+CLONE_FS). The thread cannot move back, so each task runs in a new thread.
 """
 
 import ctypes

@@ -1,8 +1,7 @@
 """Opens, finds and enters network namespaces.
 
-Another file may replace a path at any time, so a namespace is opened once and used by its
-descriptor. setns(2) moves only the calling thread, and a socket stays in the namespace where it was
-created.
+A path may later lead to another file. So a namespace is opened once and used by its descriptor.
+setns(2) moves only the calling thread. A socket stays in the namespace where it was created.
 """
 
 import ctypes
@@ -40,11 +39,10 @@ class NetworkNamespace:
 
     @classmethod
     def open(cls, path: str, descriptor: int | None = None) -> "NetworkNamespace":
-        """Open the network namespace at `path`.
+        """Open the network namespace at `path`, or duplicate `descriptor`.
 
-        A `descriptor` is duplicated instead; then `path` may be missing in this mount namespace.
-        Raises NamespaceGone if the path does not lead to a network namespace, and HostError if the
-        path cannot be opened for another reason (no free descriptor, no permission).
+        Raises NamespaceGone if the path does not lead to a network namespace. Raises HostError if
+        the path cannot be opened for another reason (no free descriptor, no permission).
         """
         try:
             # O_NONBLOCK: opening a FIFO at this path would wait
@@ -78,7 +76,7 @@ class NetworkNamespace:
 
     @property
     def identity(self) -> NetnsIdentity:
-        """A text that no other namespace of this boot has: the cookie."""
+        """A text that no other namespace of this boot has."""
         if self._identity is not None:
             return self._identity
         with self.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inside:
@@ -113,7 +111,7 @@ class NetworkNamespace:
     def find(cls, identity: str) -> "NetworkNamespace | None":
         """The namespace with that identity, if a visible process is inside.
 
-        Raises HostError if it is not found, but some processes cannot be examined.
+        Raises HostError if no process is found inside, but some processes cannot be examined.
         """
         seen = set()
         hidden = ""
@@ -156,7 +154,7 @@ class NetworkNamespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Move the calling thread into the namespace for the block, and back in any case."""
+        """Move the calling thread into the namespace during the block."""
         own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         try:
             setns(self.descriptor, f'cannot enter netns "{self.path}"')
@@ -201,10 +199,8 @@ def where(path: str) -> str:
 def proves_absence(path: str, seen_from: str) -> bool:
     """Whether a path that leads to no namespace here also leads to none in `seen_from` (`where`).
 
-    In the same mount namespace this is certain. In another mount namespace, such as a new
-    container's, it is certain if the path's directory is the same and has no such name: a runtime
-    unmounts a namespace and then removes the file. But an existing file may be a mount point in the
-    other mount namespace.
+    This is certain in the same mount namespace. In another mount namespace, the path's directory
+    must be the same and must not have the name. A file of that name may be a mount point there.
     """
     mounts, _, directory = seen_from.partition(" ")
     if mounts == view():
@@ -223,7 +219,7 @@ def _directory(path: str) -> str:
 
 
 def view() -> str:
-    """The calling thread's mount namespace. Within a mount namespace, a path has one meaning."""
+    """The calling thread's mount namespace."""
     return os.readlink("/proc/thread-self/ns/mnt")  # noqa: PTH115
 
 

@@ -1,7 +1,8 @@
 """Moves an interface into a pod, and restores it on the host.
 
-A name does not identify an interface, so a moved interface gets a mark: an alias made from its
-attachment's key. A pod may overwrite the alias, so properties that a pod cannot change count, too.
+A moved interface gets a mark, because a name does not identify an interface. The mark is an alias
+made from the attachment's key. A pod may overwrite the alias, so properties that a pod cannot
+change count, too.
 """
 
 import errno
@@ -23,9 +24,9 @@ TEMPORARY_PREFIX = "pf"
 MODES = links.FLAGS["promisc"] | links.FLAGS["allmulti"]
 _FLAGS = sum(links.FLAGS.values())
 
-# A move holds the kernel's RTNL lock for ~16 ms, in which it waits for all CPUs. The kernel grants
-# the lock in order of arrival. If all threads moved at once, each interface would get its address
-# only after all moves. With two moves at a time the lock is never idle.
+# A move holds the kernel's RTNL lock for ~16 ms. The kernel grants the lock in order of arrival. If
+# all threads moved at once, each interface would get its address only after all moves. With two
+# moves at a time the lock is never idle.
 _moving = threading.BoundedSemaphore(2)
 
 
@@ -68,7 +69,6 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def origin_of(link: Link) -> Origin:
-    """The properties of an interface to restore after a move."""
     return Origin(
         name=link.name,
         kind=link.kind,
@@ -107,9 +107,9 @@ def move_in(
 ) -> Link:
     """Move an interface into the pod, rename it to `name` and mark it. Returns its new state.
 
-    The caller must have checked that the name is free. An `mtu` of 0 leaves the MTU unchanged. The
-    kernel may assign another index, so the interface is looked up again, without the RTNL lock,
-    which other moves hold. `interface_addresses.configure` checks the mark.
+    The name must be free. An `mtu` of 0 leaves the MTU unchanged. A move may change the index, so
+    the interface is looked up again. The look-up avoids the RTNL lock, which other moves hold.
+    `interface_addresses.configure` checks the mark.
 
     Raises HostError, and LinkMissing if another interface in the pod has that name.
     """
@@ -151,10 +151,9 @@ def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
     """Find an attachment's interface in a namespace, under any name.
 
-    Tries `names` first, in their order: the most probable name comes first. A pod can change or
-    forge the mark. So the device identifies a hardware interface; if the function has two
-    interfaces, the mark or the address counts, too. The mark identifies any other interface, or
-    name, kind and address together.
+    `names` are tried first, in their order. A pod can change or forge the mark, so the device
+    identifies a hardware interface. The mark or the address tells two interfaces of one device
+    apart. An interface without a device has the mark, or the right name, kind and address.
     """
     for position, name in enumerate(names):
         # A check whether a name exists takes less time than a look-up that fails.
@@ -181,10 +180,9 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
 def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, mark: Mark) -> bool:
     """Move the interface `name` of the pod to the host, and restore its properties there.
 
-    The interface may be on the host already: half restored, or back from a dead namespace (then
-    `pod` is `None`). After a failure, a second call continues. Returns False if the interface is in
-    neither namespace. Raises NameTaken if another interface on the host now has its name: then the
-    interface is on the host with its mark, under a temporary name.
+    The interface may be on the host already. After a failure, a second call continues. Returns
+    False if neither namespace has the interface. Raises NameTaken if another interface on the host
+    has the old name. Then the interface is on the host with its mark, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
@@ -297,7 +295,7 @@ def _address_to_restore(link: Link, origin: Origin) -> str:
 
 
 def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> Link:
-    """Remove alternative names that the pod added: such names could clash with the next pod's."""
+    """Remove the pod's alternative names, which could clash with the next pod's names."""
     for altname in link.altnames:
         if altname not in origin.altnames:
             link_changes.drop_altname(route, link, altname)
@@ -308,9 +306,9 @@ def _without_foreign_altnames(route: Rtnetlink, link: Link, origin: Origin) -> L
 def _drop_clashing_altnames(source: Rtnetlink, target: Rtnetlink, link: Link, name: str) -> None:
     """Remove alternative names that prevent a move.
 
-    If an alternative name equals the new name, the rename fails after the move. If another
-    interface in the target has that alternative name, the kernel refuses the move, or before Linux
-    6.6 confuses the two interfaces.
+    If an alternative name equals the new name, the rename fails after the move. If the target has
+    the alternative name, the kernel refuses the move. Before Linux 6.6 the kernel confuses the
+    interfaces.
     """
     for altname in link.altnames:
         if altname == name or links.has_name(target, altname):

@@ -1,7 +1,7 @@
 """Sends frames on links of any type, with AF_PACKET sockets (packet(7)).
 
-AF_PACKET addresses in Python have at most 8 bytes, but InfiniBand hardware addresses have 20 (RFC
-4391), so this module calls sendto(2) with a longer sockaddr_ll.
+Python's AF_PACKET addresses have at most 8 bytes, but InfiniBand's have 20 (RFC 4391). So this
+module calls sendto(2) with a longer sockaddr_ll.
 """
 
 import ctypes
@@ -23,7 +23,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def octets(mac: str) -> bytes:
-    """The bytes of a hardware address."""
     return bytes.fromhex(mac.replace(":", ""))
 
 
@@ -63,9 +62,8 @@ def packet_socket(stack: ExitStack) -> socket.socket:
 class _Closer:
     """Closes packet sockets in a thread, so that no call waits for a close.
 
-    packet_release (net/packet/af_packet.c) waits ~16 ms for an RCU grace period, as long as a move
-    of the interface takes. The thread does not end, because a start of a thread takes 0.2 ms of
-    CPU, a tenth of an ADD.
+    packet_release (net/packet/af_packet.c) waits ~16 ms for an RCU grace period. The thread does
+    not end, because a new thread costs 0.2 ms of CPU, a tenth of an ADD.
     """
 
     def __init__(self) -> None:
@@ -74,10 +72,7 @@ class _Closer:
         self._process = 0  # the process that has the thread: a forked child has no thread
 
     def close(self, sender: socket.socket) -> None:
-        """Close the socket soon.
-
-        Call this outside of pods' namespaces, because a new thread would keep a namespace alive.
-        """
+        """Close the socket soon. Call this in the host's namespace, which a new thread keeps."""
         if self._process != os.getpid() and not self._is_started():
             sender.close()
         else:

@@ -1,9 +1,8 @@
 """Finds the host's proc(5).
 
-An agent in a container can read two proc(5) file systems. The container's /proc shows only
-processes of the container, and its sysctls are read-only. The host's /proc is mounted at another
-path, and shows the processes in pods' namespaces. In both, sys/net belongs to the network namespace
-of the reading thread.
+In a container, /proc shows only processes of the container, and its sysctls are read-only. So the
+host's /proc is mounted at another path. In both, sys/net belongs to the network namespace of the
+reading thread.
 """
 
 import re
@@ -32,8 +31,7 @@ def name(of: str) -> str:
 def lines(text: str) -> list[str]:
     """The lines of a file of proc(5), without empty ones.
 
-    Only a line feed ends a line. str.splitlines also splits at other characters, which a
-    directory's name may have, and which proc(5) does not escape.
+    str.splitlines also splits at characters that proc(5) does not escape in names.
     """
     return [line for line in text.split("\n") if line]
 

@@ -1,9 +1,7 @@
 """Sets SELinux labels, so that containers may use files of the host.
 
-Containers may use files of few SELinux types only, wherever the files are mounted from. A runtime
-labels the volumes of a pod, but not the mounts of a CDI file or a device plugin.
-
-Sources: container.te and container.fc of container-selinux; selinux(8), xattr(7).
+Containers may use only files with certain SELinux types (container.te of container-selinux). A
+runtime labels the volumes of a pod, but not the mounts of a CDI file or a device plugin.
 """
 
 import logging
@@ -14,7 +12,7 @@ from base.problems import Problems
 
 READ = b"system_u:object_r:container_ro_file_t:s0"
 WRITE = b"system_u:object_r:container_file_t:s0"
-"""The labels have no categories: the containers of all pods may use a file that they mount."""
+"""Because the labels have no categories, the containers of all pods may use the files."""
 
 ATTRIBUTE = "security.selinux"
 
