@@ -61,7 +61,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
-    """The request for an address; with `if_possible`, an interface may lack IPv6.
+    """The request for an address. With `if_possible`, the interface may lack IPv6.
 
     An IPv6 address gets no duplicate address detection, which would take one to two seconds.
     """
@@ -121,8 +121,7 @@ def _cidr(address: AddressMessage) -> str:
 
 
 def add_routes(route: Rtnetlink, link: Link, hops: Sequence[Hop]) -> None:
-    """Add routes through `link`, behind existing routes. A gateway outside all networks of the
-    interface is on-link."""
+    """Add routes behind existing routes. A gateway outside the link's networks is on-link."""
     if not hops:
         return
     networks = [address_text.network(cidr) for cidr in of(route, link)]
@@ -197,9 +196,9 @@ class Routes:
     def behind(self, hop: Hop) -> Hop:
         """The route, with a priority that puts it behind existing routes to its destination.
 
-        A priority that the hop sets changes only if another IPv6 route has the same priority: the
-        kernel would make one multipath route of both (net/ipv6/ip6_fib.c, fib6_add_rt2node). The
-        kernel uses IPv4 routes of the same priority in their order.
+        A priority that the hop sets changes only if another IPv6 route has the same priority. The
+        kernel would make one multipath route of both (fib6_add_rt2node). IPv4 routes of the same
+        priority keep their order.
         """
         family, taken = self._of(hop, None)
         priority = hop.priority or max(taken, default=0)
@@ -236,8 +235,7 @@ class Sysctl(NamedTuple):
 
 
 IPV6_SYSCTLS = (Sysctl(6, "disable_ipv6", "0"), Sysctl(6, "keep_addr_on_down", "1"))
-# With router advertisements any machine on the link could give the pod an address and a default
-# route.
+# Router advertisements would let any machine on the link set an address and a default route.
 NO_ADVERTISEMENTS = (Sysctl(6, "accept_ra", "0"), Sysctl(6, "autoconf", "0"))
 
 
@@ -253,15 +251,13 @@ def configure(
     set_addresses: bool = True,
     accept_ra: bool = False,
 ) -> Link:
-    """Set sysctls, modes and addresses in this order, then set the interface up.
+    """Set sysctls, modes and addresses, then set the interface up. Returns its new state.
 
-    Returns the interface's new state. The interface comes up last, because the kernel announces
-    only addresses that exist by then. `link_local` replaces the kernel's link-local address, unless
-    the interface has no IPv6 (because of a sysctl, the kernel, or an MTU below 1280). `modes` are
-    the flags of `links.FLAGS` to set, and the mask of the flags to set or clear. Without
-    `set_addresses` the addresses of `cidrs` are not set, so that they can be probed before a second
-    call. An interface with IPv6 addresses accepts no router advertisements, unless `accept_ra` is
-    set and the pod's sysctls allow them.
+    The interface comes up last, because the kernel announces only addresses that exist by then.
+    `link_local` replaces the kernel's link-local address, if the interface has IPv6. `modes` has
+    the flags of `links.FLAGS` to set, and the mask of the flags to change. Without `set_addresses`,
+    the caller can probe `cidrs` before a second call. An interface with IPv6 addresses accepts
+    router advertisements only with `accept_ra`.
 
     Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """
@@ -285,11 +281,10 @@ def configure(
 
 
 def set_sysctls(namespace: NetworkNamespace, link: Link, sysctls: Sequence[Sysctl]) -> None:
-    """Set sysctls of an interface in a namespace.
+    """Set an interface's sysctls. Raises HostError if a sysctl does not exist.
 
-    A sysctl that already has its value is not written: a write that needs the kernel's RTNL lock
-    (such as disable_ipv6) spins until it gets the lock, on a CPU that the lock's holder may need.
-    Raises HostError if a sysctl does not exist. For family 6, the kernel then has no IPv6.
+    A sysctl that already has its value is not written. Some writes (disable_ipv6) spin until they
+    get the kernel's RTNL lock. Without IPv6 there are no sysctls of family 6.
     """
     with namespace.entered():
         for family, name, value in sysctls:

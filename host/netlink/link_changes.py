@@ -71,11 +71,9 @@ def move(
 ) -> None:
     """Move an interface, rename it and set its alias in one message.
 
-    Separate messages would take longer, because every move waits ~16 ms for an RCU barrier. The
-    caller must have checked that `name` is free in the target: the kernel answers EEXIST only after
-    the move. do_setlink (net/core/rtnetlink.c) applies the parts in this order: move, address, MTU,
-    name, alias, up. So an interface with the alias has been moved. With `mtu` 0 or `mac` "", the
-    MTU or the address does not change.
+    `name` must be free in the target, because the kernel answers EEXIST only after the move.
+    do_setlink (net/core/rtnetlink.c) uses this order: move, address, MTU, name, alias, up. So an
+    interface with the alias has been moved. An `mtu` of 0 or a `mac` of "" changes nothing.
     """
     request = _set(
         link,
@@ -144,7 +142,7 @@ def flagged(link: Link, flags: int, mask: int) -> ChangeRequest:
 
 
 def with_settings(link: Link, settings: Mapping[str, int], broadcast: str = "") -> ChangeRequest:
-    """Set `settings`, by the names of `links.SETTINGS`, and a `broadcast` address other than ""."""
+    """Set `settings` of `links.SETTINGS`, and the `broadcast` address unless it is ""."""
     words = [f"{name} {number}" for name, number in settings.items()]
     words += [f"broadcast {broadcast}"] if broadcast else []
     return _set(

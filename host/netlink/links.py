@@ -1,7 +1,7 @@
 """Looks interfaces up. `link_changes` creates, moves, configures and deletes interfaces.
 
-An index identifies an interface within one namespace. The kernel may assign another index when an
-interface moves, so a caller looks the interface up again after a move.
+An index identifies an interface within one namespace. A move may change the index, so a caller
+looks the interface up again after a move.
 """
 
 import errno
@@ -89,12 +89,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def carrier(self) -> bool:
-        """Whether the link can carry frames. An IPoIB interface must have joined its broadcast
-        group.
+        """Whether the link can carry frames. An IPoIB interface first joins its broadcast group.
 
-        IFF_LOWER_UP comes a moment too early: the kernel then still has to start the queues and to
-        add the route for IPv6 multicast (linkwatch_do_dev, addrconf_notify). IFF_RUNNING alone may
-        be a value from before a move.
+        IFF_LOWER_UP comes before the kernel starts the queues and adds the route for IPv6 multicast
+        (linkwatch_do_dev, addrconf_notify). IFF_RUNNING may be a value from before a move.
         """
         return bool(self.flags & _CARRIER == _CARRIER)
 
@@ -120,7 +118,7 @@ def message_of(
 
 
 class LinkIdentity(msgspec.Struct, frozen=True):
-    """The properties of an interface that can be read without the RTNL lock, which moves hold."""
+    """The properties of an interface that can be read without the RTNL lock."""
 
     index: int
     link_type: int
@@ -153,9 +151,9 @@ def identify(route: Rtnetlink, name: str) -> LinkIdentity | None:
 def has_name(route: Rtnetlink, name: str) -> bool:
     """Whether an interface in the socket's namespace has that name or alternative name.
 
-    This function binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2)
-    would take an unknown name for the name of a module and start modprobe(8) twice (dev_load,
-    net/core/dev_ioctl.c), which takes 200 ms on a slow machine.
+    Binds the socket to the interface for a moment, which needs no RTNL lock. ioctl(2) with an
+    unknown name would start modprobe(8) twice (dev_load, net/core/dev_ioctl.c), which may take 200
+    ms.
     """
     encoded = name.encode(errors="surrogateescape")
     if len(encoded) >= IFNAMSIZ:  # too long for the socket option
@@ -194,10 +192,7 @@ def require(route: Rtnetlink, name: str) -> Link:
 
 
 def await_carrier(pod: Rtnetlink, link: Link, seconds: float) -> Link:
-    """Wait for carrier, at most `seconds`. Returns the interface's last state.
-
-    `link` is the state that the caller read last. Raises LinkMissing if the interface goes away.
-    """
+    """Wait up to `seconds` for carrier. Returns the last state. Raises LinkMissing."""
     latest = link
     end = 0.0
 

@@ -2,7 +2,7 @@
 
 In the RDMA subsystem's exclusive mode a device is in one network namespace. In shared mode it is
 visible in all namespaces. A device keeps its index in a move, and is in no namespace for some
-milliseconds. When a device moves, the kernel deletes its IPoIB interfaces and creates new ones.
+milliseconds. After a move, the kernel creates the device's IPoIB interfaces again.
 """
 
 import errno
@@ -85,11 +85,10 @@ def mode(socket: RdmaNetlink) -> str:
 
 
 def devices(socket: RdmaNetlink) -> list[NetlinkRdmaDevice]:
-    """The devices that are visible in the socket's namespace, without devices that are moving.
+    """The devices that are visible in the socket's namespace.
 
-    The kernel finds the next device of a dump by its position (_nldev_get_dumpit), and does not
-    mark a dump as inconsistent. So a device that leaves during a dump hides another device, and
-    this function repeats the dump until two consecutive dumps agree.
+    A device that leaves during a dump hides another device, without an error (_nldev_get_dumpit).
+    So the dump is repeated until two consecutive dumps agree.
     """
     what = "listing RDMA devices"
     last: list[NetlinkRdmaDevice] | None = None
@@ -122,10 +121,10 @@ def by_index(socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
 
 
 def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace) -> None:
-    """Move a device to another namespace, and return once it is there.
+    """Move a device from the socket's namespace to another, and return once it is there.
 
-    The socket must be in the device's namespace. The thread enters that namespace, too, because the
-    kernel compares the device's namespace with the thread's (ib_device_set_netns_put).
+    The thread enters the socket's namespace, because the kernel checks the thread's namespace
+    (ib_device_set_netns_put).
     """
     what = f'moving RDMA device "{device.name}" into netns "{target.path}"'
     try:

@@ -1,8 +1,7 @@
 """Netlink sockets, which raise the kernel's refusals as exceptions.
 
-The messages are pyroute2's (`messages`). The sockets are our own, because pyroute2's sockets would
-start an event loop in each thread, and take 0.29 ms to open and 0.3 ms for each request. The kernel
-handles a request within send(2), so the answer can be read at once.
+pyroute2's sockets are not used. They would start an event loop in each thread, and take 0.3 ms for
+each request. The kernel handles a request within send(2), so the answer can be read at once.
 """
 
 import errno
@@ -35,8 +34,7 @@ HEADER = struct.Struct("".join(form for _, form in nlmsg.header))
 SO_BINDTODEVICE = 25  # asm-generic/socket.h
 
 TIMEOUT = 10  # seconds to wait for an answer; only a lost answer takes time
-# No attribute exceeds 64 KiB, and the largest attribute of a link is its list of VFs. The size is
-# below malloc(3)'s threshold for mmap(2), so that an allocation is cheap.
+# No attribute exceeds 64 KiB. Below malloc(3)'s threshold for mmap(2), an allocation is cheap.
 BUFFER = 120 << 10
 # The kernel has answered when send(2) returns; recv(2) returns the whole length of a cut datagram.
 _AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_TRUNC
@@ -84,10 +82,7 @@ class NetlinkSocket:
         return self.socket.fileno()
 
     def bind_to_device(self, name: bytes) -> None:
-        """Bind the socket to an interface, or to none with b"". Raises OSError.
-
-        The bind does not change how netlink works.
-        """
+        """Bind the socket to an interface, or with b"" to none. Raises OSError."""
         self.socket.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, name + b"\0")
 
     def close(self) -> None:
@@ -102,7 +97,8 @@ class NetlinkSocket:
     def change(self, *changes: ChangeRequest) -> None:
         """Make these changes, in this order. Raises HostError for the first refused change.
 
-        The kernel also makes the changes after a refused change. It acknowledges only the last.
+        A refused change does not stop the next changes. The kernel acknowledges only the last
+        change.
         """
         *others, last = changes
         with trying(last.what, *last.accepted):
@@ -111,11 +107,10 @@ class NetlinkSocket:
     def ask(
         self, kind: int, message: nlmsg, flags: int = 0, after: Sequence[ChangeRequest] = ()
     ) -> Any:  # noqa: ANN401 - a message of the same class
-        """Send a request that has one answer. Returns the answer, decoded.
+        """Send a request. Returns the decoded answer, or `None` for an acknowledgement.
 
-        Returns `None` if `flags` has NLM_F_ACK and the kernel answers only with an acknowledgement.
-        The changes in `after` are sent first, in the same datagram. Raises HostError if a change in
-        `after` is refused, otherwise NetlinkError if the request is refused.
+        The changes in `after` are sent first, in the same datagram. Raises HostError for a refused
+        change in `after`, NetlinkError for a refused request.
         """
         before = (_encoded(change.kind, change.message, change.flags) for change in after)
         self.send(*before, _encoded(kind, message, flags))
@@ -126,10 +121,7 @@ class NetlinkSocket:
         return None
 
     def _answer(self, changes: Sequence[ChangeRequest]) -> tuple[int, bytes]:
-        """The answer to the last request.
-
-        Raises HostError if the kernel refused a change that was sent before that request.
-        """
+        """The answer to the last request. Raises HostError if a change before it was refused."""
         failure: HostError | None = None
         first = self._first
         for number, reply, _, part in self._replies():
@@ -147,10 +139,7 @@ class NetlinkSocket:
         return reply, part
 
     def table(self, kind: int, message: nlmsg) -> list[Any]:
-        """A whole table, decoded. If the table changes meanwhile, it is read again.
-
-        Raises NetlinkError.
-        """
+        """A whole table, decoded. A table that changes is read again. Raises NetlinkError."""
         if not self._is_strict:  # so that the kernel filters what it lists
             self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
             self._is_strict = True
@@ -199,10 +188,7 @@ class NetlinkSocket:
             raise NetlinkError(error.errno or errno.EIO) from None
 
     def _replies(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """The number, type, flags and bytes of each answer to the last `send`.
-
-        Late answers to earlier requests are skipped.
-        """
+        """The number, type, flags and bytes of each answer to the last `send`."""
         while True:
             datagram = self.receive()
             offset = 0
@@ -239,7 +225,7 @@ class Rtnetlink(NetlinkSocket):
 
 
 def netlink(namespace: NetworkNamespace | None = None) -> Rtnetlink:
-    """A socket in `namespace`, by default the thread's. The socket stays in that namespace."""
+    """A socket in `namespace`, by default in the thread's namespace."""
     if namespace is None:
         return Rtnetlink()
     with namespace.entered():

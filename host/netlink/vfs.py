@@ -1,8 +1,7 @@
 """Reads and sets a PF's settings of its VFs (IFLA_VFINFO_LIST of rtnetlink).
 
-The structs are those of linux/if_link.h. A request is repeated only while the PF's driver is busy.
-This module reads no setting back. Some drivers accept a setting and keep the old value, so a caller
-that depends on a setting reads it.
+The structs are those of linux/if_link.h. A request is repeated while the PF's driver is busy. Some
+drivers accept a setting and keep the old value. This module does not read settings back.
 """
 
 import errno
@@ -130,9 +129,8 @@ def set_link_state(route: Rtnetlink, pf: Link, index: int, state: str) -> None:
 def set_guids(route: Rtnetlink, pf: Link, index: int, node: str | None, port: str | None) -> None:
     """Set an InfiniBand VF's GUIDs, "00:11:22:33:44:55:66:77". `None` leaves a GUID unchanged.
 
-    The VF's driver reads its GUIDs when it binds. Each GUID has a separate IFLA_VF_INFO in the
-    message: of two GUIDs in one IFLA_VF_INFO the kernel sets only the first (do_setvfinfo,
-    net/core/rtnetlink.c).
+    The VF's driver reads GUIDs when it is bound. Each GUID has a separate IFLA_VF_INFO, because the
+    kernel sets only the first GUID in an IFLA_VF_INFO (do_setvfinfo).
     """
     guids = [("node", "IFLA_VF_IB_NODE_GUID", node), ("port", "IFLA_VF_IB_PORT_GUID", port)]
     to_set = [(name, kind, guid) for name, kind, guid in guids if guid is not None]
