@@ -1,9 +1,8 @@
 """Reads and writes sysfs: attributes, directories and links.
 
-A device may come or go while it is read, and a driver refuses attributes that it does not support
-(EINVAL, EOPNOTSUPP, EIO). So a read raises nothing: an unreadable file counts as empty. Paths are
-strings, because a read of all HCAs takes thousands of calls, and making a Path takes longer than a
-call. This module also reads drivers' files in procfs, such as NVIDIA's.
+A read raises nothing, and an unreadable file counts as empty. A device may vanish meanwhile, and a
+driver refuses attributes that it does not support (EINVAL, EOPNOTSUPP, EIO). Paths are strings,
+because making a Path takes longer than a read.
 """
 
 import os
@@ -43,7 +42,7 @@ def number(path: str) -> int | None:
 
 
 def numa_node(*devices: str) -> int | None:
-    """The NUMA node of the first of these devices whose node is known (not -1), or `None`."""
+    """The first known NUMA node (not -1) of these devices, or `None`."""
     nodes = (number(f"{device}/numa_node") for device in devices)
     return next((node for node in nodes if node is not None and node >= 0), None)
 

@@ -1,4 +1,4 @@
-"""Detects changes in sysfs in a fraction of the time that a read of all HCAs takes.
+"""Detects changes in sysfs faster than a read of all HCAs.
 
 The device plugin calls these functions every second and for every allocation.
 """
@@ -57,8 +57,7 @@ def is_absent(paths: Paths, hca_id: str) -> bool:
 def has_its_devices(paths: Paths, hca: HCA) -> bool:
     """Whether the HCA still has the RDMA devices and character devices that `hca` lists.
 
-    The kernel assigns new names and numbers when a driver is loaded, and may swap the names and
-    numbers of two HCAs.
+    A reload of a driver may swap the names and numbers of two HCAs.
     """
     sys = paths.sys
     if not hca.rdma:  # RDMA devices may have come back from a pod

@@ -1,15 +1,14 @@
 """Finds the HCAs of this node in sysfs, for the device plugin's pools and for policies.
 
-An HCA is a PCI network function (PF or VF), an auxiliary device (SF), or a software RDMA device.
-Its id is the PCI address and not `mlx5_N`, because a reboot or a driver reload may change `mlx5_N`.
+An HCA is a PCI network function (PF or VF), an auxiliary device (SF), or a software RDMA device. An
+HCA with an address has the address as its id, because a reboot may change the name `mlx5_N`.
 
-Interfaces and RDMA devices are visible only in their own network namespace, but uverbs devices in
-all namespaces. So `HCA.rdma_names`, which uses both, also has RDMA devices that are in pods.
+Interfaces and RDMA devices are visible only in their own network namespace. uverbs devices are
+visible everywhere, so `HCA.rdma_names` also has RDMA devices that are in pods.
 
 Every entry of a bus or class directory is a link into /sys/devices. The directories above the
-link's target are the parent devices. Sources: Documentation/ABI/stable/sysfs-class-infiniband,
-testing/sysfs-class-net and sysfs-bus-pci; drivers/infiniband/core/{uverbs_main,user_mad}.c,
-ulp/ipoib/ipoib_vlan.c.
+link's target are the parent devices. Sources: Documentation/ABI (sysfs-class-infiniband,
+sysfs-class-net, sysfs-bus-pci), drivers/infiniband.
 """
 
 import re
@@ -34,12 +33,12 @@ class CharacterDevice(msgspec.Struct, frozen=True):
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of an RDMA device, with sysfs's states: "ACTIVE", "DOWN"; "LinkUp", "Polling"."""
+    """A port of an RDMA device."""
 
     number: int
     link_layer: str  # "InfiniBand" or "Ethernet"
-    state: str
-    physical_state: str
+    state: str  # "ACTIVE", "DOWN"
+    physical_state: str  # "LinkUp", "Polling"
     rate: str  # "400 Gb/sec (4X NDR)"
     guid: str  # "0011:2233:4455:6677"; "" if the port has none
     pkeys: tuple[int, ...]  # without the empty slots of the table
@@ -85,7 +84,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unknown(name: str) -> HCA:
-    """An HCA that sysfs does not have, or no longer has. Only its id is known."""
+    """An HCA that is not in sysfs. Only its id is known."""
     return HCA(id=name, address=pci.canonical(name) or "")
 
 
@@ -102,8 +101,7 @@ class Netdev(NamedTuple):
 class SysfsSnapshot:
     """The bus and class directories at one moment. An attribute is read each time it is used.
 
-    Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0". Paths are relative to /sys.
-    An attribute that cannot be read is "".
+    Paths are relative to /sys. Directories are relative to /sys/devices: "pci0000:17/0000:17:01.0".
     """
 
     def __init__(self, paths: Paths) -> None:
@@ -150,7 +148,7 @@ class SysfsSnapshot:
         return netdev
 
     def indexes_of_vfs(self, pf: str) -> dict[str, int]:
-        """The numbers of a PF's VFs by their addresses. The PF's directory is read once."""
+        """The numbers of a PF's VFs by their addresses."""
         if pf not in self._indexes:
             self._indexes[pf] = {vf: index for index, vf in pci.indexed_vfs(self._paths, pf)}
         return self._indexes[pf]
@@ -230,7 +228,6 @@ class HCAsByName:
         self._read: dict[str, HCA | None] = {}
 
     def get(self, name: str) -> HCA | None:
-        """The HCA with an id, or `None`."""
         if name not in self._read:
             snapshot, hca = self._snapshot, None
             if directory := snapshot.functions.get(name) or snapshot.sfs.get(name):
@@ -244,9 +241,8 @@ class HCAsByName:
 def hcas(paths: Paths) -> list[HCA]:
     """Every HCA of the node, sorted by id.
 
-    These are PCI functions of class 02 (network) or with an RDMA device, mlx5's SFs, and RDMA
-    devices that are on neither, such as software. An unreadable HCA does not hide other HCAs. An
-    HCA that vanishes while it is read is left out.
+    HCAs are network functions (class 02), functions with RDMA devices, mlx5's SFs, and other RDMA
+    devices. An HCA that vanishes while it is read is left out.
     """
     snapshot = SysfsSnapshot(paths)
     with_rdma = snapshot.rdma_names.keys()
@@ -375,8 +371,7 @@ def _in_gid_table(
 ) -> tuple[str, ...]:
     """The interfaces in a RoCE port's GID table; if it is empty, interfaces of the port's number.
 
-    The table also has VLANs and bonds on the port. VLANs and bonds count only if the table has no
-    interface of the device itself.
+    VLANs and bonds in the table count only if the table has no interface of the device.
     """
     named = {snapshot.text(f"{ndevs}/{index}") for index in snapshot.indexes(ndevs)}
     if direct := [netdev.name for netdev in own if netdev.name in named]:

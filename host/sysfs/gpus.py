@@ -47,9 +47,8 @@ def gpus(paths: Paths) -> list[GPU]:
         uuid, minor = fields.get("GPU UUID", ""), fields.get("Device Minor", "")
         gpus.append(
             GPU(
-                uuid=uuid
-                if _GPU.fullmatch(uuid)
-                else "",  # "GPU-????????-…" until the GPU is set up
+                # The driver shows "GPU-????????-…" until the GPU is set up.
+                uuid=uuid if _GPU.fullmatch(uuid) else "",
                 address=address,
                 minor=int(minor) if minor.isdecimal() else None,
                 numa=attribute_files.numa_node(f"{paths.sys}/bus/pci/devices/{address}"),
@@ -67,7 +66,6 @@ class GPUs:
         self._gpus: list[GPU] = []
 
     def read(self) -> list[GPU]:
-        """The GPUs of the node, from the cache or read again."""
         names = set(attribute_files.names(_directory(self._paths)))
         if names != self._names or not all(gpu.uuid for gpu in self._gpus):
             self._gpus = gpus(self._paths)
@@ -76,7 +74,6 @@ class GPUs:
 
 
 def is_uuid(text: str) -> bool:
-    """Whether a text is the UUID of a GPU: "GPU-…"."""
     return _GPU.fullmatch(text) is not None
 
 

@@ -48,10 +48,9 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def port_of(paths: Paths, link: Link) -> IpoibPort | None:
-    """The port that an IPoIB interface of the host is on; `None` if sysfs does not show the port.
+    """The port of an IPoIB interface on the host; `None` if sysfs does not show the port.
 
-    The last 8 bytes of an interface's address are its port's GUID. The GUID identifies the port,
-    because the netdev of an HCA that is not a PCI function has no `device/infiniband`.
+    The interface's address ends in the port's GUID. Only PCI functions have `device/infiniband`.
     """
     guid = link.mac.replace(":", "")[-16:]
     below_netdev = f"{paths.sysfs}/class/net/{link.name}/device/infiniband"

@@ -2,8 +2,8 @@
 
 A device's directory `net/` lists only the interfaces in the network namespace of the sysfs mount.
 In the RDMA subsystem's exclusive mode, `infiniband/` lists only the RDMA devices in that namespace.
-The device itself, its driver, `physfn` and `virtfn*` are visible in every namespace. A device that
-vanishes while it is read (hot-unplug, rebind) counts as absent.
+The driver, `physfn` and `virtfn*` are visible in every namespace. A device that vanishes while it
+is read counts as absent.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net, stable/sysfs-class-infiniband,
 drivers/base/bus.c.
@@ -39,8 +39,7 @@ _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+.*")
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A PCI function, or an auxiliary device (a scalable function), in sysfs.
 
-    `netdevs` and `rdma` have only devices in the network namespace of the sysfs mount, so a VF
-    whose interface is in a pod has no netdev. The `netdevs` of a PF include representors.
+    A VF with its interface in a pod has no `netdevs`. The `netdevs` of a PF include representors.
     """
 
     address: str  # "0000:af:06.0", or "mlx5_core.sf.6"
@@ -136,10 +135,7 @@ def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
 
 
 def vf_count(paths: Paths, pf: str) -> tuple[int, int]:
-    """The number of VFs that a device has, and the number that it can have.
-
-    These are sriov_numvfs and sriov_totalvfs.
-    """
+    """The number of VFs that a device has, and can have (sriov_numvfs, sriov_totalvfs)."""
     bdf = canonical(pf)
     if bdf is None:
         return (0, 0)
@@ -239,8 +235,7 @@ def unbind(paths: Paths, function: Function) -> None:
 def bind(paths: Paths, function: Function, driver: str) -> None:
     """Bind a function without a driver to `driver`. Raises HostError.
 
-    A driver that does not match the function's PCI IDs (vfio-pci) needs `driver_override`. The next
-    `bind` to another driver clears `driver_override`.
+    A driver that does not match the function's PCI IDs (vfio-pci) needs `driver_override`.
     """
     override = f"{_device(paths, function.address)}/driver_override"
     driver_directory = _driver_directory(paths, function.address, driver)
@@ -310,7 +305,6 @@ def _device(paths: Paths, address: str) -> str:
 
 
 def _driver_directory(paths: Paths, address: str, driver: str) -> str:
-    """The directory of a driver, with its files `bind` and `unbind`."""
     return f"{_bus(paths, address)}/drivers/{driver}"
 
 

@@ -75,7 +75,7 @@ def match(selectors: Sequence[Selector], hca: HCA) -> Selector | None:
 
 
 def why_not(selectors: Sequence[Selector], hca: HCA) -> str | None:
-    """Why no selector matches ("driver is igb, not one of mlx5_core"); `None` if one matches."""
+    """Why no selector matches: "driver is igb, not one of mlx5_core"; `None` if one matches."""
     if match(selectors, hca) is not None:
         return None
     objections = [_objection(selector, hca) for selector in selectors]

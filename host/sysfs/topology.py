@@ -1,7 +1,7 @@
 """Reads distances between PCI devices from sysfs, in the classes of nvidia-smi(1).
 
-GPUDirect RDMA works up to the distance PXB (NCCL_NET_GDR_LEVEL); a common NUMA node is not enough.
-A virtual machine shows its devices side by side, and hides the topology of the host.
+GPUDirect RDMA works up to the distance PXB (NCCL_NET_GDR_LEVEL). A virtual machine hides the
+topology of the host.
 
 Sources: `nvidia-smi topo -m`, legend; NCCL src/graph/{topo,paths}.cc; the kernel's
 Documentation/ABI/testing/sysfs-bus-pci.
@@ -24,12 +24,9 @@ _TWO_LEVELS = frozenset(((0x1000, 0xC010), (0x1000, 0xC030)))
 
 
 class Distance(enum.IntEnum):
-    """The distance classes of nvidia-smi.
+    """The distance classes of nvidia-smi."""
 
-    SAME ("X" in nvidia-smi's table) is the device itself, or another function of the same card.
-    """
-
-    SAME = 0
+    SAME = 0  # "X": the device itself, or another function of the same card
     PIX = 1  # at most one PCIe switch between them
     PXB = 2  # several switches, but not the host bridge
     PHB = 3  # one host bridge
@@ -46,9 +43,8 @@ class PciLocation(msgspec.Struct, frozen=True, kw_only=True):
     # in pairs: a root or downstream port, then the upstream port below that port.
     chain: tuple[str, ...]
     numa: int | None
-    flat: frozenset[
-        str
-    ]  # upstream ports in `chain` that form one switch with the upstream port above
+    # Upstream ports in `chain` that form one switch with the upstream port above.
+    flat: frozenset[str]
 
 
 class Topology:
@@ -77,10 +73,7 @@ class Topology:
         return distance
 
     def switch(self, address: str) -> str:
-        """The switch of a device, which all devices at distance PIX share; "" if unknown.
-
-        This is the address of an upstream port, a root port or a card.
-        """
+        """The switch of a device, which all devices at distance PIX share; "" if unknown."""
         location = self._locations.get(address)
         if location is None:
             return ""
@@ -106,10 +99,7 @@ def _distance(a: PciLocation, b: PciLocation) -> Distance:
 
 
 def _levels(location: PciLocation, common: int) -> int:
-    """The number of switches between the last common port and a device.
-
-    The switch of the common port counts, too.
-    """
+    """The number of switches from the last common port to a device, with that port's switch."""
     below = location.chain[common:-1]
     return (len(below) + 1) // 2 - sum(port in location.flat for port in below)
 
@@ -144,9 +134,8 @@ def _location(paths: Paths, address: str) -> PciLocation | None:
 def _chain(link: str) -> tuple[str, tuple[str, ...]]:
     """The host bridge, and the functions on the path to a device; for an SF, the path to its PF.
 
-    A VMD has a host bridge of its own below a function. In this case the host bridge is the outer
-    one, and the chain starts below the VMD. So two root ports of the VMD have distance PHB, and so
-    has a root port of the VMD to any device on the outer bridge.
+    A VMD has another host bridge below a function. The outer host bridge counts, and the chain
+    starts below the VMD. So devices below different root ports of the VMD have distance PHB.
     """
     bridge = ""
     chain: list[str] = []
@@ -160,7 +149,7 @@ def _chain(link: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _flat(ids: dict[str, tuple[int, int]], chain: tuple[str, ...]) -> frozenset[str]:
-    """The upstream ports that are the second level of one switch chip with the port above."""
+    """The upstream ports that form one switch chip with the upstream port above."""
     upstream = chain[-3::-2][::-1]
     return frozenset(
         below
