@@ -1,7 +1,6 @@
-"""Decides which device ids of a pool may be allocated now, and gives a reason for each other id.
+"""Decides which device ids of a pool may be allocated now.
 
-An id is available while its HCA works for the pool's holders and no holder of another id has the
-HCA alone. `health` finds the faults of ports.
+An id is available if its HCA works, and no other id holds the HCA exclusively.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -23,19 +22,17 @@ def unavailable(
     held: Mapping[str, Allocation],
     elsewhere: Mapping[str, str] = _NOWHERE,
 ) -> dict[str, str]:
-    """The ids that may not be allocated, with the reason.
+    """The ids that may not be allocated, each with the reason.
 
-    `reports` come from `Health` and cover all HCAs. If `reports` is `None`, only two reasons count:
-    another holder, and outdated device nodes of the id's own holder. `held` has the pool's
-    allocations by id; `elsewhere` comes from `held_elsewhere`. An id of several HCAs is available
-    if at least one HCA is healthy: its holder gets the healthy HCAs.
+    `reports` come from `Health`. If `reports` is `None`, the state of HCAs does not count. `held`
+    has the pool's allocations by id. An id of several HCAs is available if one of them is healthy.
     """
     taken = {**elsewhere, **dict(_of_earlier_configuration(pool, held))}
     faults: dict[str, str | None] = {}
     away: dict[str, str] = {}
     if reports is not None:
         faults = {hca.id: fault(pool, hca, reports) for hca in pool.hcas}
-        # In the RDMA subsystem's exclusive mode an RDMA device moves with its holder's interface.
+        # In the RDMA subsystem's exclusive mode, an RDMA device moves with the pod's interface.
         away = {
             hca.id: f"the RDMA device of {hca.id} is in another network namespace: it is back when "
             "that namespace is gone"
@@ -56,11 +53,7 @@ def unavailable(
 
 
 def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, str]:
-    """The HCAs that this pool must not allocate because another resource has them, with reasons.
-
-    A pool of mode "exclusive" must not allocate any HCA that another resource has allocated. Other
-    pools must not allocate an HCA whose holder has it alone.
-    """
+    """The HCAs that another resource has allocated and this pool must not share, with reasons."""
     reasons: dict[str, str] = {}
     for allocation in allocations:
         if allocation.resource == pool.config.resource:
@@ -73,7 +66,7 @@ def held_elsewhere(pool: Pool, allocations: Iterable[Allocation]) -> dict[str, s
 
 
 def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None:
-    """The reason why an HCA does not work for a holder of the pool; `None` if it works."""
+    """The reason why an HCA does not work for the pool's containers; `None` if it works."""
     report = reports.get(hca.id)
     if report == GONE:
         return report
@@ -90,15 +83,11 @@ def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None
 
 
 def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> bool:
-    """Whether the health of an HCA depends on its own ports.
+    """Whether the health of an HCA depends on its own ports, and not on the ports of its PF.
 
-    If not, its health depends on the ports of its PF, or on no port.
-
-    A VF or SF of an exclusive pool is set up when it is attached to its pod. Until then its port is
-    DOWN: a RoCE port follows its interface, an InfiniBand port has no GUID yet. So the ports of the
-    PF count, if the PF is on this node. A virtual machine may have VFs without a PF. In modes
-    "shared" and "all" the function stays on the host and is not set up later, so its own port must
-    be ACTIVE.
+    In mode "exclusive", a VF or SF is set up when its pod gets it. Until then, its port is DOWN: a
+    RoCE port follows its interface, and an InfiniBand port has no GUID yet. A VF without a PF, as
+    in a virtual machine, has only its own port.
     """
     if not gives_uverbs(pool, hca):
         return False
@@ -109,10 +98,7 @@ def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> 
 def changes(
     pool: Pool, before: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    """The differences between two results of `unavailable`: ids with the new reason or `None`.
-
-    If several changed ids stand for the same HCAs and have the same reason, they form one item.
-    """
+    """The changes between two results of `unavailable`: ids with the new reason, or `None`."""
     ids_by_reason: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
     for slot in pool.slots:
         why = now.get(slot.id)
@@ -125,9 +111,7 @@ def changes(
 def _of_earlier_configuration(
     pool: Pool, held: Mapping[str, Allocation]
 ) -> Iterator[tuple[str, str]]:
-    """The HCAs that are held exclusively through an id that the pool no longer has, each with the
-    reason.
-    """
+    """The HCAs that are held exclusively by ids that the pool no longer has, with reasons."""
     for device_id, allocation in held.items():
         if pool.slot(device_id) is not None:
             continue
@@ -142,10 +126,9 @@ def _is_held_by(hca_id: str, holder: str) -> str:
 
 
 def _stale(pool: Pool, allocation: Allocation) -> str | None:
-    """The reason why the holder's device nodes are outdated; `None` if they belong to the HCA.
+    """The reason why a container's device nodes are outdated; `None` if they belong to the HCA.
 
-    The kubelet gives a restarted container the nodes of its first start. By now, these nodes may
-    belong to another HCA. A CDI name stands for the current nodes.
+    Without CDI, a restarted container gets the device nodes of its first start.
     """
     if pool.config.cdi:
         return None
@@ -162,17 +145,14 @@ def _stale(pool: Pool, allocation: Allocation) -> str | None:
 
 
 class StartupGrace:
-    """Lists ids that containers already hold as healthy while the node's hardware still starts up.
+    """Lists the ids that containers hold as healthy while the node's hardware starts up.
 
-    After a boot, the kubelet restarts pods before drivers are loaded, links are trained, subnet
-    managers have configured ports, and interfaces are up. It rejects a pod with an unhealthy id
-    permanently. So in the first minute a held id is listed as healthy until it was available once.
-    A port that is DOWN (Polling) may be training or may lack a cable; only time shows which. This
-    listing causes no wrong allocation: the kubelet does not call Allocate for devices that a
-    container already has, and Allocate checks the real state.
+    After a boot, the kubelet restarts pods before drivers are loaded and ports are ACTIVE. The
+    kubelet rejects a pod with an unhealthy id permanently (kubernetes issues 109595 and 125579). So
+    in the first minute a held id is listed as healthy until it was available once. Allocate still
+    checks the real state.
 
-    `held` are the allocations at the time `began` (time.monotonic()). Not thread-safe. Sources:
-    kubernetes issues 109595 and 125579.
+    `held` are the allocations at the time `began` (time.monotonic()). Not thread-safe.
     """
 
     def __init__(self, held: Collection[AllocationKey], began: float) -> None:
@@ -181,7 +161,7 @@ class StartupGrace:
 
     @property
     def pending(self) -> bool:
-        """Whether listings may change although no event occurs."""
+        """Whether the lists may change without an event."""
         return bool(self._waiting)
 
     def expected_at_start(
@@ -192,10 +172,7 @@ class StartupGrace:
         elsewhere: Mapping[str, str],
         now: float,
     ) -> frozenset[str]:
-        """The unavailable ids of a pool that are listed as healthy for now.
-
-        `now_unavailable` is the current result of `unavailable` with these arguments.
-        """
+        """The ids in `now_unavailable` that are listed as healthy for now."""
         if now >= self._end:
             self._waiting.clear()
         if not self._waiting:

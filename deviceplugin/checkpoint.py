@@ -1,8 +1,7 @@
 """The allocation checkpoint: which HCAs and GPUs the kubelet's containers hold.
 
-docs/reference/checkpoint.md describes every field for other programs. The device plugin replaces
-the file before it answers the kubelet's Allocate. The CNI plugins read the file. Device numbers are
-from the time of the allocation: after a driver reload they may belong to another HCA.
+The device plugin writes the file, and the CNI plugins read it (docs/reference/checkpoint.md). After
+a driver reload, the device numbers in the file may belong to other HCAs.
 """
 
 import errno
@@ -39,8 +38,6 @@ class AllocatedNode(msgspec.Struct, frozen=True):
 
 
 class AllocatedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """A port of an RDMA device at the time of the allocation."""
-
     number: int
     link_layer: str  # "InfiniBand" or "Ethernet"
     guid: str
@@ -51,8 +48,6 @@ class AllocatedPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocatedRdmaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """An RDMA device at the time of the allocation."""
-
     name: str
     uverbs: AllocatedNode | None
     ports: tuple[AllocatedPort, ...]
@@ -79,7 +74,7 @@ class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """Whether the start of its container may still choose another GPU."""
+        """Whether the start of the container may still choose another GPU."""
         return bool(self.slot) and not self.group
 
 
@@ -111,7 +106,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredAllocation(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocation in the file. Many allocations share an HCA, so the file stores it only once."""
+    """An allocation in the file. The file stores each HCA only once."""
 
     resource: str
     id: DeviceId
@@ -130,10 +125,7 @@ class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodedAllocation(NamedTuple):
-    """An encoded allocation.
-
-    The ledger keeps the encoding, because most allocations do not change between two writes.
-    """
+    """An encoded allocation, which the ledger keeps for its next writes."""
 
     stored: msgspec.Raw
     hcas: tuple[tuple[str, msgspec.Raw], ...]  # items of CheckpointFile.hcas
@@ -144,7 +136,7 @@ class _CheckpointVersion(msgspec.Struct):
 
 
 def read(paths: Paths) -> Checkpoint:
-    """Read the checkpoint. It is empty if the file does not exist. Raises CheckpointDamaged."""
+    """Read the checkpoint, which is empty if the file does not exist. Raises CheckpointDamaged."""
     try:
         content = files.read(str(paths.checkpoint))
     except FileNotFoundError:
@@ -186,8 +178,7 @@ def write(
 ) -> None:
     """Replace the file. At the return, the content is on disk, where `recover` finds it.
 
-    `offered` has the HCA ids of each pool, by resource. Only the node's one device plugin may call
-    this function. If it raises OSError, readers find the old file.
+    Only the node's one device plugin may write. After an OSError, readers find the old file.
     """
     hcas = dict(chain.from_iterable(allocation.hcas for allocation in allocations))
     stored = [allocation.stored for allocation in allocations]
@@ -197,10 +188,9 @@ def write(
 
 
 def recover(paths: Paths) -> None:
-    """Finish the last `write`, if a kill or a power cut interrupted it.
+    """Finish a `write` that a kill or a power cut interrupted. Raises CheckpointUnreadable.
 
-    Only the node's one device plugin may call this function, before `read`. Raises
-    CheckpointUnreadable.
+    Only the node's one device plugin may call this function, before `read`.
     """
     try:
         files.recover(paths.checkpoint, _is_whole)

@@ -1,8 +1,7 @@
 """Checks whether a container's uverbs nodes still belong to the HCA that the container got.
 
-The kernel numbers uverbs devices in the order of their registration. After a driver reload an HCA
-may have another number, and its old number may belong to another HCA. The container still has the
-old node. Only this module compares the numbers.
+The kernel numbers uverbs devices in the order of their registration. After a driver reload, the
+container's node may belong to another HCA.
 """
 
 from collections.abc import Mapping
@@ -16,11 +15,10 @@ Uverbs = tuple[str, int, int]  # name, major, minor, as in ("uverbs0", 231, 192)
 def outdated(
     allocated: AllocatedHCA, now: Mapping[str, Uverbs], *, complete: bool = True
 ) -> AllocatedRdmaDevice | None:
-    """The first RDMA device of the holder whose uverbs node no longer belongs to the HCA.
+    """The first allocated RDMA device with an outdated uverbs node; `None` if all are current.
 
-    `now` has the HCA's uverbs devices by the names of their RDMA devices; if `complete`, it has all
-    of them. Returns `None` if all nodes are current. An empty `now` decides nothing and gives
-    `None` too.
+    `now` has the HCA's uverbs devices by RDMA device. If `complete`, `now` has all of them. An
+    empty `now` gives `None`.
     """
     if not now:
         return None
@@ -38,13 +36,13 @@ def outdated(
 
 
 def uverbs_of(rdma: AllocatedRdmaDevice) -> Uverbs | None:
-    """The uverbs device of a checkpoint's RDMA device, or `None` if the holder got none."""
+    """The uverbs device of a checkpoint's RDMA device, or `None` if the container got none."""
     node = rdma.uverbs
     return None if node is None else (node.path.rpartition("/")[2], node.major, node.minor)
 
 
 def uverbs_now(hca: HCA) -> dict[str, Uverbs]:
-    """The uverbs devices of an HCA of the inventory, by the names of its RDMA devices."""
+    """The uverbs devices of an HCA, by the names of its RDMA devices."""
     return {
         rdma.name: (rdma.uverbs.name, rdma.uverbs.major, rdma.uverbs.minor)
         for rdma in hca.rdma
@@ -53,6 +51,6 @@ def uverbs_now(hca: HCA) -> dict[str, Uverbs]:
 
 
 def is_as_recorded(allocated: AllocatedHCA, hca: HCA) -> bool:
-    """Whether the HCA has every uverbs device of the checkpoint's entry, with its number."""
+    """Whether the HCA has every uverbs device of the checkpoint's entry, with the same number."""
     now = set(uverbs_now(hca).values())
     return all(uverbs_of(rdma) in now for rdma in allocated.rdma if rdma.uverbs is not None)

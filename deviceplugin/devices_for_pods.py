@@ -1,8 +1,6 @@
-"""Finds the devices of this node that are for pods: a pool offers them, or a pod holds them.
+"""Finds the devices that a pool offers or a pod holds, so that no other pod takes them.
 
-The sources are the device plugin's checkpoint and the kubelet's checkpoint. The kubelet's
-checkpoint has the ids of all device plugins of the node. Attaching such a device to another pod
-would take it from its holder or from the pool. This module only reads.
+The sources are our checkpoint, and the kubelet's checkpoint for the ids of all device plugins.
 """
 
 from collections.abc import Mapping
@@ -22,16 +20,16 @@ _NONE: Mapping[str, str] = {}
 
 
 class Assigned(msgspec.Struct, frozen=True):
-    """Assigned devices: by address, or by the name of the RDMA device for software HCAs."""
+    """Assigned devices, by address. Software HCAs have the names of their RDMA devices as keys."""
 
-    held: Mapping[AllocationKey, str]  # each device whose holder has it alone
+    held: Mapping[AllocationKey, str]  # each device that a container holds exclusively
     pooled: Mapping[str, str]  # the resource of each device that a pool offers or a pod holds
 
 
 class OfOtherPods(msgspec.Struct, frozen=True):
     """The devices that one pod must not use, each with its resource."""
 
-    held: Mapping[str, str] = _NONE  # another pod has the device alone
+    held: Mapping[str, str] = _NONE  # another pod holds the device exclusively
     pooled: Mapping[str, str] = _NONE  # a pool offers the device, or another pod holds it
 
 
@@ -46,13 +44,9 @@ def others(paths: Paths, every: Assigned, holdings: PodHoldings) -> OfOtherPods:
 
 
 def assigned(paths: Paths, ours: Checkpoint | None = None) -> Assigned:
-    """The devices that are assigned now.
+    """The devices that are assigned now. Raises Unknown if a record is unreadable.
 
-    There are none if the node has neither a kubelet nor our checkpoint.
-
-    An id that names no device, such as "17", counts only if our checkpoint has its devices. A
-    caller that has read our checkpoint passes it as `ours`. Raises Unknown if a record is
-    unreadable, or is missing although the node must have it.
+    A caller that has read our checkpoint passes it as `ours`.
     """
     ours = recorded(paths) if ours is None else ours
     ids = _Ids(paths)
@@ -93,10 +87,7 @@ def _of_the_kubelet(
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
-    """Raise KubeletUnreadable if a device plugin has ever sent a list to this node's kubelet.
-
-    The kubelet writes its checkpoint when it gets the first list.
-    """
+    """Raise KubeletUnreadable if the node has device plugins, because the checkpoint is missing."""
     if not (ours.offered or ours.allocations or records.from_pod_resources(paths)):
         return
     raise KubeletUnreadable(
@@ -118,10 +109,7 @@ class _Ids:
         return device.address or self.named_by(device.id) or device.id
 
     def named_by(self, device_id: str) -> str:
-        """The key in `Assigned` of the device that an id names; "" if the id names no device.
-
-        An id names a device by its address, by a slot at an address, or by its RDMA device.
-        """
+        """The key in `Assigned` of the device that an id names; "" if the id names no device."""
         hca = hca_of(device_id)
         address = pci.canonical(hca) or records.address_in(device_id)
         if address:

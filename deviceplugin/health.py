@@ -1,8 +1,7 @@
-"""Reports the health of HCAs by the state of their ports, without flapping.
+"""Reports the health of HCAs by the state of their ports.
 
-A fault is reported after it has lasted `NOTICE` seconds. The end of a fault is reported `SETTLE`
-seconds later. This second time doubles with each recent fault, so that a flapping port does not
-make its HCA appear and disappear again and again.
+A fault is reported after `NOTICE` seconds, and its end after `SETTLE` seconds. The wait for the end
+doubles with each recent fault, so that a flapping port causes few reports.
 """
 
 import re
@@ -38,10 +37,9 @@ class Health:
         self._best: dict[tuple[str, int, int], float] = {}  # Gb/s, by HCA, device, port
 
     def observe(self, hcas: Iterable[HCA], listed: Collection[str], now: float) -> None:
-        """Update from the state of sysfs at the time `now` (time.monotonic()).
+        """Update from the present `hcas` at the time `now` (time.monotonic()).
 
-        `listed` are the ids of HCAs that are offered or held. Ids of `listed` that are not in
-        `hcas` are reported as GONE.
+        Offered or held HCAs (`listed`) are reported as GONE if they are not in `hcas`.
         """
         present = {hca.id: hca for hca in hcas}
         for hca_id in {*present, *listed, *self._states}:

@@ -27,7 +27,7 @@ class Inventory:
         self._unreported = False  # `current` read sysfs since the last `look`
 
     def look(self) -> list[HCA]:
-        """Read sysfs; return the present HCAs, sorted by id."""
+        """Read sysfs. Returns the present HCAs, sorted by id."""
         self._unreported = False  # first, because another thread may look in the meantime
         return self._look()
 
@@ -36,10 +36,7 @@ class Inventory:
         return [self._hcas[hca_id] for hca_id in sorted(self._hcas)]
 
     def differs(self, *, rates: bool = False) -> bool:
-        """Whether devices or port states differ from the last look. Costs a fraction of a look.
-
-        With `rates`, also compare the rates of ports: a failed lane changes no state.
-        """
+        """Whether devices, port states or (with `rates`) port rates differ from the last look."""
         hcas = list(self._hcas.values())
         return (
             self._unreported

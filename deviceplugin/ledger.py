@@ -1,11 +1,11 @@
-"""The allocations of this node: in memory, and in the checkpoint on disk.
+"""The allocations of this node, in memory and in the checkpoint on disk.
 
-The plugin answers an Allocate after the checkpoint with the allocation is on disk. So neither a
-kill nor a power cut loses an answered allocation.
+An allocation is on disk before the kubelet gets the answer. So neither a kill nor a power cut loses
+an answered allocation.
 
 The kubelet never reports the end of an allocation, so `reconcile` compares the ledger with the
-kubelet's records. An allocation that only the ledger has is dropped once it is older than `YOUNG`.
-An allocation that only the kubelet has is adopted.
+kubelet's records. Allocations that the kubelet lacks are dropped after `YOUNG` seconds. Allocations
+that only the kubelet has are recorded as adopted.
 """
 
 import math
@@ -24,11 +24,11 @@ from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, AllocatedHCA, Allocation, AllocationKey
 
-YOUNG = 120.0  # seconds in which the kubelet's records may not have an allocation yet
-YOUNG_GPU = 15.0  # the same for GPUs; until then no other container gets the part
+YOUNG = 120.0  # seconds until the kubelet's records certainly have a new allocation
+YOUNG_GPU = 15.0  # the same for parts of GPUs
 
 Given = tuple[AllocatedHCA, ...] | AllocatedGPU
-"""What one device id gives a container: HCAs, or a part of a GPU."""
+"""The devices of one device id: HCAs, or a part of a GPU."""
 
 
 class _LedgerEntry(NamedTuple):
@@ -38,10 +38,9 @@ class _LedgerEntry(NamedTuple):
 
 
 class Ledger:
-    """The allocations of this node. Any thread may use it.
+    """The allocations of this node. Any thread may use it. Raises CheckpointUnreadable.
 
-    Readers take no lock: `_entries` is replaced, never changed. `__init__` raises
-    CheckpointUnreadable if the checkpoint cannot be read at the moment; the caller tries again.
+    Readers take no lock, because `_entries` is replaced and never changed.
     """
 
     def __init__(self, paths: Paths, boot_id: str, warn: Callable[[str], object]) -> None:
@@ -72,7 +71,7 @@ class Ledger:
         }
 
     def serve(self, offered: Mapping[str, Sequence[str]]) -> None:
-        """Record the HCA ids that each pool offers. Raises OSError; `settle` then tries again."""
+        """Record the HCA ids that each pool offers. After an OSError, `settle` tries again."""
         with self._lock:
             self._offered = {resource: tuple(hcas) for resource, hcas in sorted(offered.items())}
             if self._failed or self._offered != self._written:
@@ -93,10 +92,7 @@ class Ledger:
         }
 
     def loads(self, free: Collection[AllocationKey] = ()) -> Counter[str]:
-        """How many allocations each HCA has, over all resources.
-
-        Allocations in `free` do not count.
-        """
+        """The number of allocations of each HCA. Allocations in `free` do not count."""
         return Counter(
             device.id
             for allocation in self.allocations()
@@ -105,15 +101,12 @@ class Ledger:
         )
 
     def record(self, resource: str, given: Mapping[str, Given]) -> None:
-        """Record an Allocate on disk, by device id. Raises OSError."""
+        """Record an Allocate on disk. `given` has the devices by device id. Raises OSError."""
         with self._lock:
             self._add(self._allocations(resource, given))
 
     def bind(self, gpus: Mapping[AllocationKey, AllocatedGPU]) -> None:
-        """Replace the GPU parts of allocations on disk, in one write.
-
-        Keys without an allocation are left out. Raises OSError.
-        """
+        """Replace the GPUs of existing allocations on disk, in one write. Raises OSError."""
         with self._lock:
             changed = {
                 key: _LedgerEntry(
@@ -133,8 +126,7 @@ class Ledger:
     ) -> None:
         """Record allocations that only the kubelet has, by device id. Raises OSError.
 
-        An existing allocation is replaced only if `replaceable` has the same object. If not, an
-        Allocate has recorded a newer allocation since the caller read the ledger.
+        Replaces an allocation in `replaceable` only if no Allocate has replaced it in the meantime.
         """
         with self._lock:
             self._add(
@@ -197,7 +189,7 @@ class Ledger:
             self._replace(self._entries | new)
 
     def _replace(self, entries: dict[AllocationKey, _LedgerEntry]) -> None:
-        """Write the file. Memory is updated only after the write has succeeded."""
+        """Write the file, then update the memory. Raises OSError."""
         self._failed = True
         encoded = [entry.encoded for entry in entries.values()]
         checkpoint.write(self._paths, encoded, self._offered)
@@ -217,10 +209,7 @@ def _keep_aside(paths: Paths) -> None:
 
 
 def age(allocation: Allocation, boot_id: str, now: datetime) -> float:
-    """Seconds since the allocation; 0 if its time is in the future, because the clock was set.
-
-    The age is infinite if the allocation has no valid time or is of another boot.
-    """
+    """Seconds since the allocation, at least 0; infinite after a reboot or for an invalid time."""
     try:
         seconds = (now - datetime.fromisoformat(allocation.time)).total_seconds()
     except (ValueError, TypeError):

@@ -1,8 +1,6 @@
-"""The device plugin of a node: it finds HCAs and GPUs, offers pools, and allocates devices.
+"""Offers the HCAs and GPUs of a node to the kubelet.
 
-The server of each pool has threads for the kubelet's calls. Two more threads run. The first checks
-HCAs, their devices and the states of their ports every second, and the rates of ports every 10
-seconds. The second compares the ledger with the kubelet's records once a minute.
+One thread watches the hardware. Another thread compares the ledger with the kubelet's records.
 """
 
 import logging
@@ -38,16 +36,13 @@ LOOK_AGAIN = 0.25  # seconds, while a port's change is too recent to be reported
 RATES_EVERY = 10.0  # seconds between checks of the rates of ports
 RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks miss
 COMPARE_EVERY = 60.0  # seconds
-COMPARE_SHARES = 10.0  # seconds with shares of GPUs: an ended container frees its share
+COMPARE_SHARES = 10.0  # seconds while pools offer shares of GPUs
 
 _log = logging.getLogger(__name__)
 
 
 class DevicePlugin:
-    """Serves the pools of `config` from `start` to `close`.
-
-    Only `start` raises errors: OSError or HostError if the plugin cannot start.
-    """
+    """Serves the pools of `config` from `start` to `close`."""
 
     def __init__(
         self,
@@ -63,9 +58,9 @@ class DevicePlugin:
         self._health = Health()
         self._ledger = Ledger(paths, paths.boot_id(), _log.warning)
         self._grace = StartupGrace(self._ledger.keys(), time.monotonic())
-        self._serving = False  # no pool is offered before the first comparison
+        self._serving = False  # no pool is offered before `start` has adopted allocations
         self._overlap = False  # some HCA is in two pools
-        self._allocated = False  # `look` must run soon, because of an Allocate since the last look
+        self._allocated = False  # an Allocate came since the last `look`
         self.services: dict[str, PoolService] = {}  # the pools that are served now
         self._servers: dict[str, PluginServer] = {}
         self._problems = Problems(_log)
@@ -81,7 +76,7 @@ class DevicePlugin:
         self._comparisons = Loop("kubelet", self._follow_kubelet, join=10.0)
 
     def start(self) -> None:
-        """Adopt the allocations in the kubelet's checkpoint, offer the pools, start the threads."""
+        """Record the kubelet's allocations, then offer the pools. Raises OSError or HostError."""
         self.look()
         try:
             self._reconciler.adopt_written(self.services)
@@ -122,11 +117,11 @@ class DevicePlugin:
         return self._gpus.holders.listed()
 
     def limited_gpus(self) -> Sequence[LimitedGPU]:
-        """The GPUs of which pools offer parts."""
+        """The GPUs that pools offer in parts."""
         return self._gpus.limited
 
     def held(self) -> Mapping[str, int]:
-        """How many device ids containers hold, by resource."""
+        """The number of held device ids, by resource."""
         return Counter(allocation.resource for allocation in self._ledger.allocations())
 
     def _watch(self) -> float:
@@ -151,10 +146,10 @@ class DevicePlugin:
         self._looks.wake()
 
     def look(self, *, again: bool = True) -> None:
-        """Update every pool from the hardware; without `again`, from its last reading."""
+        """Update every pool. Without `again`, do not read the hardware."""
         with self._lock:
             present = self._inventory.look() if again else self._inventory.last()
-            self._allocated = False  # first: another Allocate may come in the meantime
+            self._allocated = False  # before the ledger is read: an Allocate may follow
             current_pools = self._inventory.pools(self._config, self._ledger.allocations())
             offered = {hca.id for pool in current_pools for hca in pool.hcas}
             self._overlap = len(offered) < sum(len(pool.hcas) for pool in current_pools)
@@ -199,7 +194,7 @@ class DevicePlugin:
                 self._servers[resource].changed()
         for resource in self._gpus.look(self._config).intersection(self._servers):
             self._servers[resource].changed()
-        # All services are updated by now.
+        # Serve only now, because a service must be updated before its first call.
         serving: dict[str, ServedPool] = {
             **{resource: self.services[resource] for resource in sorted(ours)},
             **self._gpus.services,

@@ -1,8 +1,6 @@
-"""Finds the HCAs that a pod holds. The CNI plugins put the pod's interface on one of these HCAs.
+"""Finds the HCAs that a pod holds, for the CNI plugins.
 
-The kubelet has the device ids of a pod's containers, and the checkpoint has the HCA of each id. The
-containers of the pod that hold the devices, and the order of the devices, do not matter. This
-module only reads.
+The kubelet has the device ids of the pod's containers. The checkpoint has the HCAs of each id.
 """
 
 from collections.abc import Iterable
@@ -19,7 +17,7 @@ from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from host.sysfs import pci
 
-_LONG = 256  # characters, which no id of a device has
+_LONG = 256  # characters; every id of an HCA is shorter
 NOT_TOLD = (
     "the HCA is not on this node now, or another device plugin assigned the id: delete the pod, so "
     "that its successor gets another id"
@@ -56,14 +54,11 @@ class PodHoldings(msgspec.Struct, frozen=True):
     keys: frozenset[tuple[str, str]] = frozenset()  # (resource, id) from device plugins only
 
     def hca(self, device_id: str) -> PodDevice | None:
-        """The first HCA that a device id of the kubelet, or an HCA's id, stands for."""
+        """The first HCA of `hcas_of`."""
         return next(iter(self.hcas_of(device_id)), None)
 
     def hcas_of(self, device_id: str) -> tuple[PodDevice, ...]:
-        """The HCAs that a device id stands for: all HCAs of its pool for an id of mode "all".
-
-        An id that the pod does not hold stands for the HCA that it names.
-        """
+        """The HCAs that the pod holds by a device id, else the held HCA that the id names."""
         own = tuple(hca for hca in self.hcas if device_id in (*hca.ids, hca.id))
         named = hca_of(device_id)
         return own or tuple(hca for hca in self.hcas if hca.device.id in (device_id, named))
@@ -83,10 +78,10 @@ def recorded(paths: Paths) -> Checkpoint:
 def given_to(
     paths: Paths, pod: Pod, *, needed: bool = True, ours: Checkpoint | None = None
 ) -> PodHoldings:
-    """The devices that a pod holds; none if this node has no device plugin. Raises Unknown.
+    """The devices that a pod holds. Raises Unknown.
 
-    If the answer is not `needed` and no pod holds an HCA of our pools, the kubelet is not called. A
-    caller that has read our checkpoint passes it as `ours`.
+    Unless `needed`, the kubelet is called only if a pod holds an HCA of our pools. A caller that
+    has read our checkpoint passes it as `ours`.
     """
     ours = recorded(paths) if ours is None else ours
     asks = any(allocation.gpu is None for allocation in ours.allocations) or (
@@ -146,10 +141,7 @@ def _hca_of(device_id: str) -> str:
 
 
 def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None:
-    """Raise Stale if the HCA's verbs devices are not those that the container got.
-
-    `names` are all or some of the current RDMA devices of the HCA. Only `names` are compared.
-    """
+    """Raise Stale if the HCA's RDMA devices `names` are not those that the container got."""
     every = pci.uverbs_numbers(paths)
     now = {name: every[name] for name in names if name in every}
     outdated = current.outdated(held.device, now, complete=False)

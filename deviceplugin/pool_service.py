@@ -33,9 +33,8 @@ _log = logging.getLogger(__name__)
 class PoolService(ServedPool):
     """A pool with the availability of its ids. Call `update` before any other method.
 
-    `allocated` is called after each Allocate, because it affects other pools with the same HCAs.
-    `open_gpus` returns the GPUs of our own pools that a container may get. It is used if the GPU of
-    the container is unknown.
+    `allocated` is called after each Allocate. `open_gpus` returns the GPUs with room for a
+    container that has no GPU yet.
     """
 
     def __init__(
@@ -74,8 +73,7 @@ class PoolService(ServedPool):
     ) -> bool:
         """Replace the pool and its state. Returns True if the kubelet must get a new list.
 
-        `unavailable` has the ids that may not be allocated, with the reason. Ids in `expected` are
-        listed as healthy anyway. `ours` are all resources of this plugin.
+        Ids in `expected` are listed as healthy anyway. `ours` are all resources of this plugin.
         """
         self._pool, self._resources, self._fabric_env = pool, ours, fabric_env
         self.unavailable = unavailable
@@ -93,7 +91,7 @@ class PoolService(ServedPool):
 
     @property
     def hcas(self) -> list[HCA]:
-        """The HCAs of the node at the last look, including those of other pools."""
+        """All HCAs of the node at the last look."""
         return self._inventory.last()
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
@@ -140,18 +138,14 @@ class PoolService(ServedPool):
         return result.answer
 
     def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
-        """Write the device-information file of an allocated id again.
-
-        Writes nothing if the HCA now has other device numbers than its holder got, because the file
-        must not name nodes that the pod does not have.
-        """
+        """Write an id's device-information file, unless its HCA has other device numbers now."""
         with self._ledger.allocating:  # a file must have one writer at a time
             hcas = self._inventory.current([device.id])
             if device.id in hcas and current.is_as_recorded(device, hcas[device.id]):
                 self._write_device_information({device_id: (device,)}, hcas)
 
     def _in_checkpoint(self) -> list[PodDevices]:
-        """The containers whose allocations the kubelet has finished; [] if they are unknown."""
+        """The rows of the kubelet's checkpoint; [] if it is unreadable."""
         try:
             return records.from_checkpoint(self._paths)
         except KubeletUnreadable as error:
@@ -209,23 +203,19 @@ def waiting_gpus(
     in_checkpoint: Iterable[PodDevices] = (),
     known: Mapping[tuple[str, str], str] | None = None,
 ) -> list[str]:
-    """The sorted addresses of the GPUs of the one container that has GPUs but none of our HCAs.
+    """The sorted addresses of the GPUs of the container for which the kubelet allocates HCAs.
 
-    The kubelet does not say for which container it allocates. It allocates a container's resources
-    one after the other in random order, so PodResources may show a container with its GPUs and
-    without its HCAs. A container that requests no HCA looks the same in PodResources. But the
-    kubelet writes its checkpoint only after it has finished a container (allocateContainerResources
-    in its manager.go). So a container in the checkpoint gets no more devices.
+    The kubelet does not name this container. PodResources lists its GPUs but none of our HCAs. A
+    container that requests no HCA is listed in the same way. But the kubelet writes its checkpoint
+    only after it has finished a container (allocateContainerResources in manager.go). So a
+    container in the checkpoint gets no more devices.
 
-    `rows` come from PodResources, `in_checkpoint` from the kubelet's checkpoint. `ours` are the
-    resources that are being allocated. `known` has the address of each id of our own pools of GPUs,
-    or "" if the address may change. Returns [] if no such container exists, or if several such
-    containers hold different GPUs. Containers with the same GPUs count as one, for example a
-    container and its init container.
+    Returns [] if several containers with different GPUs wait. The two sources identify pods
+    differently, so containers are compared by name and devices. An ended container may hide a
+    waiting container with the same name and GPUs.
 
-    The two sources identify pods differently, so a container is found in the checkpoint by its name
-    and its devices. An ended container in the checkpoint may hide a waiting container with the same
-    name and the same GPUs, if the ended container had no HCA.
+    `rows` come from PodResources. `known` has the address of each id of our own pools of GPUs, or
+    "" if the address may change.
     """
 
     def address(key: tuple[str, str]) -> str | None:
@@ -242,7 +232,7 @@ def waiting_gpus(
 
 
 def _without_ours(rows: Iterable[PodDevices], ours: Collection[str]) -> dict[_Container, _Devices]:
-    """The devices of each container that has none of our devices."""
+    """The devices of each container that has no device of the resources `ours`."""
     held: dict[_Container, _Devices] = {}
     served: set[_Container] = set()
     for row in rows:

@@ -1,9 +1,7 @@
 """Compares the ledger with the kubelet's own records, and updates the ledger.
 
-An id that only the kubelet has is adopted. There are three causes: the checkpoint was lost, the
-pool had another mode when the id was allocated, or another device plugin served the resource. The
-kubelet records only the names of a container's nodes. After a driver reload these names may belong
-to other HCAs.
+The ledger adopts ids that only the kubelet has. The kubelet records only the names of a container's
+nodes. After a driver reload, these names may belong to other HCAs.
 """
 
 import logging
@@ -38,7 +36,7 @@ _MAJOR, _FIRST_MINOR, _FIXED = 231, 192, 32
 _log = logging.getLogger(__name__)
 
 PodsKnown = Callable[[Collection[tuple[str, str]], Collection[str]], object]
-"""Is called after each comparison with (namespace, name) and UIDs of all pods that hold devices."""
+"""Gets (namespace, name) and UIDs of all pods that hold devices, after each comparison."""
 
 AdoptGpus = Callable[[Sequence[PodDevices]], object]
 """Records parts of GPUs that only the kubelet has. Raises OSError."""
@@ -65,13 +63,11 @@ class Reconciler:
     def reconcile(
         self, services: Mapping[str, PoolService], servers: Mapping[str, PluginServer]
     ) -> bool:
-        """Adopt ids that only the kubelet has, and drop ids that it lacks.
+        """Adopt ids that only the kubelet has, and drop ids that the kubelet lacks. Raises OSError.
 
-        Returns True if the ledger has changed. Raises OSError.
-
-        The kubelet frees a pod's devices in memory and writes its checkpoint later, so the
-        checkpoint may keep ids that PodResources lacks. The `servers` then send their lists again,
-        because the kubelet writes its checkpoint at each list.
+        Returns True if the ledger has changed. If the kubelet's checkpoint has ids that
+        PodResources lacks, the `servers` send their lists again. The kubelet writes its checkpoint
+        at each list.
         """
         in_checkpoint, in_pod_resources, problem = self._read_kubelet()
         rows = [*in_checkpoint, *in_pod_resources]
@@ -93,11 +89,7 @@ class Reconciler:
         return changed
 
     def adopt_written(self, services: Mapping[str, PoolService]) -> None:
-        """Adopt the allocations of the kubelet's checkpoint. Raises OSError.
-
-        The kubelet need not run. The plugin calls this method before it offers pools, so that it
-        does not offer an id that a container holds.
-        """
+        """Adopt the ids of the kubelet's checkpoint, before pools are offered. Raises OSError."""
         try:
             rows = records.from_checkpoint(self._paths, nodes=True)
             self._adopt_all(services, rows)
@@ -165,10 +157,7 @@ class Reconciler:
         return True
 
     def _restore_device_information(self, service: PoolService) -> None:
-        """Write missing device-information files, because a reboot removes their directory.
-
-        Writes no file for an HCA that now has other device numbers than its holder got.
-        """
+        """Write missing device-information files, because a reboot removes their directory."""
         for device_id, allocation in self._ledger.held(service.name).items():
             file = device_info.path(self._paths, service.name, device_id)
             if len(allocation.devices) == 1 and not file.exists():
@@ -207,17 +196,14 @@ class Reconciler:
 def behind(
     paths: Paths, pool: Pool, hcas: Sequence[HCA], row: PodDevices
 ) -> dict[str, tuple[AllocatedHCA, ...]]:
-    """The HCAs that the holder of a row has, by device id. Unknown HCAs are ().
-
-    `hcas` are all HCAs of the node. `row` is a row of the pool's resource.
-    """
+    """The HCAs of each device id in a row, or () if unknown. `hcas` has all HCAs of the node."""
     uverbs = pci.uverbs_numbers(paths)  # by RDMA device
     own = {hca.id: {uverbs[name][0] for name in hca.rdma_names if name in uverbs} for hca in hcas}
     by_id = {device_id: _hcas(pool, hcas, device_id, row, own) for device_id in row.ids}
     held = {hca.id: hca for of_id in by_id.values() for hca in of_id}
     numbers = {name: (major, minor) for name, major, minor in uverbs.values()}
     current_nodes = {node for hca_id in held for node in own.get(hca_id, ())}
-    # Nodes of the holder that no HCA of the row has now. The HCA that had each node is unknown.
+    # Nodes of the container that no HCA of the row has now.
     former = [_node(name, numbers) for name in row.nodes if name not in current_nodes]
     devices = {
         hca_id: _with_nodes_of_holder(recorded(pool, hca), row.nodes, former)
@@ -230,7 +216,7 @@ def behind(
 
 
 def agree(allocations: Iterable[Allocation], row: PodDevices) -> bool:
-    """Whether allocations match the kubelet's row, as far as the row has nodes or CDI names."""
+    """Whether allocations match the nodes or CDI names of the kubelet's row, if it has any."""
     devices = [device for allocation in allocations for device in allocation.devices]
     if row.nodes:
         uverbs = {current.uverbs_of(rdma) for device in devices for rdma in device.rdma}
@@ -246,11 +232,7 @@ def _hcas(
     row: PodDevices,
     own: Mapping[str, AbstractSet[str]],
 ) -> Sequence[HCA]:
-    """Find the HCAs of an id by the pool's slot, else by the id's text, else by the row's nodes.
-
-    If none of these gives an HCA, an id of mode "all" stands for the whole pool. If the container
-    has CDI names of a slot's HCAs, only the HCAs of these names count.
-    """
+    """Find the HCAs of an id by the pool's slot, else by the id's text, else by the row's nodes."""
     slot = pool.slot(device_id)
     if slot is not None:
         of_slot = [hca for hca in pool.hcas if hca.id in slot.hcas]
@@ -267,14 +249,11 @@ def _hcas(
 def _with_nodes_of_holder(
     device: AllocatedHCA, nodes: Collection[str], former: list[AllocatedNode]
 ) -> AllocatedHCA:
-    """The entry with the holder's nodes.
-
-    A node of `former` replaces each node that the holder lacks.
-    """
+    """Replace each node of the entry that is not in `nodes` by a node of `former`."""
 
     def own(rdma: AllocatedRdmaDevice) -> AllocatedRdmaDevice:
         uverbs = current.uverbs_of(rdma)
-        # A row without nodes: the holder got CDI names, or only PodResources has the row.
+        # A row without nodes: the container got CDI names, or only PodResources has the row.
         if not nodes or uverbs is None or uverbs[0] in nodes:
             return rdma
         return replace(rdma, uverbs=former.pop(0) if former else None)
@@ -283,10 +262,7 @@ def _with_nodes_of_holder(
 
 
 def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
-    """The devices whose nodes the holder has.
-
-    Returns all devices if the holder has no node of any device.
-    """
+    """The devices with a node in the container, or all devices if no device has one."""
     with_nodes = tuple(
         device
         for device in devices
@@ -296,7 +272,7 @@ def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
 
 
 def _by_address(device_id: str) -> tuple[AllocatedHCA, ...]:
-    """The PCI function that the id names. The function may be absent until later."""
+    """The PCI function that the id names. The function may be absent now."""
     address = pci.canonical(pod_devices.hca_of(device_id))
     if address is None:
         return ()

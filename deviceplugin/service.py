@@ -1,7 +1,6 @@
 """Runs the device plugin, in the agent or as `podfabric device-plugin`.
 
-The service waits until the kubelet's directory exists, and loads gRPC only then. On a node without
-a kubelet, this saves a third of the agent's memory. A wrong configuration is logged and ignored.
+gRPC is loaded only on a node with a kubelet. This saves a third of the agent's memory elsewhere.
 """
 
 import gc
@@ -34,12 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class Service(StepThread):
-    """Serves the configuration that `load` reads, from `start` to `close`.
+    """Serves the configuration that `load` reads. Calls `load` again when `file` changes.
 
-    Loads the configuration again whenever `file` changes. Calls `pods_known` with the kubelet's
-    pods after each comparison with the kubelet. `gpu_limits` enforces the limits of containers with
-    parts of GPUs; `close` closes `gpu_limits`. If `leaving`, the service serves only containers
-    that already have parts of GPUs. Calls `mistaken` with each mistake in the configuration.
+    If `leaving`, the service serves only containers that already have parts of GPUs. `mistaken`
+    gets each mistake in the configuration. `close` closes `gpu_limits`.
     """
 
     def __init__(
@@ -71,7 +68,7 @@ class Service(StepThread):
         self._held = ExitStack()  # has the lock of the only device plugin
 
     def prepare(self) -> None:
-        """Load the modules that a start needs, so that the start is quick."""
+        """Load gRPC in advance, so that the start is quick."""
         if self._paths.device_plugins.is_dir():
             import deviceplugin.plugin  # noqa: F401 - it loads gRPC
 
@@ -94,10 +91,7 @@ class Service(StepThread):
         self._held.close()
 
     def step(self) -> float:
-        """Begin to serve once a kubelet exists and no other device plugin runs.
-
-        Later steps repeat a failed attempt to serve.
-        """
+        """Begin to serve once a kubelet exists and no other device plugin runs."""
         if self._is_alone:
             if self._unserved is not None:
                 self._load_configuration()
@@ -123,7 +117,6 @@ class Service(StepThread):
         return pause
 
     def _load_configuration(self) -> None:
-        """Load the configuration. Serve it if it is new or could not be served before."""
         with self._lock:
             try:
                 config = replace(self._load(), leaving=self._leaving)

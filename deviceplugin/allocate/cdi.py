@@ -1,8 +1,7 @@
 """Writes CDI specifications. The runtime looks up the device nodes of CDI names in these files.
 
-Each pool has its own kind, such as "podfabric.io/rdma-hca", in its own file with one CDI device per
-HCA. So two pools may have the same HCA. A container gets the nodes that the file has at its start,
-also after a driver reload.
+Each pool has its own file and its own kind, such as "podfabric.io/rdma-hca". The runtime reads the
+file at each start of a container, so the container gets the current nodes after a driver reload.
 
 Source: Container Device Interface, SPEC.md, and the name rules of its pkg/parser.
 """
@@ -34,10 +33,6 @@ class Unwritten(Exception):
 
 
 def kind(resource: str) -> str:
-    """The CDI kind of a pool.
-
-    Resources with different variables (environment.py) have different kinds.
-    """
     return f"{VENDOR}/{_slug(resource)}"
 
 
@@ -53,8 +48,7 @@ def path(paths: Paths, resource: str) -> Path:
 def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> None:
     """Write the pool's file if its content changes. `devices` has the nodes by HCA id.
 
-    If there are no nodes, the file is removed, because a specification must have a device. A reader
-    sees the old or the new content, complete. Raises Unwritten.
+    Without nodes, removes the file, because a specification needs a device. Raises Unwritten.
     """
     file = path(paths, resource)
     described = [
@@ -123,6 +117,6 @@ def _slug(resource: str) -> str:
 
 
 def _name(hca: str) -> str:
-    """A device name of CDI. Addresses and names of RDMA devices stay as they are."""
+    """A device name of CDI. Addresses and names of RDMA devices stay unchanged."""
     name = re.sub(r"[^A-Za-z0-9_.:-]", "-", hca)
     return name if name[:1].isalnum() and name[-1:].isalnum() else f"d{name}0"

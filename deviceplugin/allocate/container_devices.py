@@ -1,7 +1,6 @@
 """Makes the answer for a container's device ids: device nodes, variables, and CDI names.
 
-This module also makes the HCAs' entries for the checkpoint. It looks up character devices at each
-allocation, because a driver reload changes their numbers.
+Each allocation looks up the device nodes again, because a driver reload changes their numbers.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,12 +36,11 @@ def allocation(
     *,
     fabric_env: bool = True,
 ) -> AllocateResult:
-    """The allocation of these ids of the pool.
+    """The allocation of these ids of the pool. Writes the CDI file of a pool with CDI.
 
-    `healthy` are the ids that may be allocated now. `current` has the present HCAs by id. With
-    `fabric_env` this pool sets the variables of NCCL and UCX. If the pool uses CDI, writes its
-    specification and answers with CDI names in place of nodes. Raises Rejected: INVALID_ARGUMENT
-    for an id that the pool does not have, FAILED_PRECONDITION for an id that cannot be used now.
+    `healthy` are the ids that may be allocated now. `current` has the present HCAs by id.
+    `fabric_env` adds the variables of NCCL and UCX. Raises Rejected with INVALID_ARGUMENT if the
+    pool lacks an id, and with FAILED_PRECONDITION if an id cannot be used now.
     """
     requested = _validated(pool, ids, healthy)
     if not requested:
@@ -67,7 +65,6 @@ def allocation(
             if nodes_of[hca_id][1]
         )
     else:
-        # Without CDI, the answer has each node once, sorted by path.
         hosts = {node.path: node.host for _, of_hca in nodes_of.values() for node in of_hca}
         answer.devices.extend(
             DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
@@ -78,7 +75,7 @@ def allocation(
 
 
 def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:
-    """Write a pool's CDI specification: the nodes of all usable HCAs. Raises cdi.Unwritten."""
+    """Write a pool's CDI specification with the nodes of all usable HCAs. Raises cdi.Unwritten."""
     lookup = _NodeLookup(paths, pool, current)
     for listed in pool.hcas:
         lookup.look_up(current.get(listed.id, listed))
@@ -130,10 +127,7 @@ class _NodeLookup:
                 self.notes.append(f"containers do not get rdma_cm: {error}")
 
     def hcas(self, device_id: str) -> tuple[HCA, ...]:
-        """The usable HCAs that the id stands for. Raises Rejected if there are none.
-
-        In mode "all", leaves out HCAs without a working port, unless no HCA has a working port.
-        """
+        """The usable HCAs that the id stands for. Raises Rejected if there are none."""
         pool = self._pool
         slot = pool.slot(device_id)
         hca_ids = slot.hcas if slot is not None else ()

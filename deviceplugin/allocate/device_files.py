@@ -1,8 +1,6 @@
 """Looks up and checks the device nodes of an HCA.
 
-A node must be a character device with the numbers that sysfs has, because a node with old numbers
-may belong to another HCA. Other files in /dev/infiniband, such as the directory by-path, are
-ignored.
+A node must have the numbers in sysfs, because a node with old numbers may belong to another HCA.
 """
 
 from collections.abc import Iterator
@@ -16,15 +14,14 @@ from host.sysfs.discovery import HCA, CharacterDevice
 
 
 def inside(name: str) -> str:
-    """The path of an RDMA node in the container, for any path of the host's /dev."""
+    """The path of an RDMA node in a container."""
     return f"/dev/infiniband/{name}"
 
 
 def gives_uverbs(pool: Pool, hca: HCA) -> bool:
     """Whether a container gets the HCA's verbs devices.
 
-    If some selectors of a pool have isRdma, the container gets no verbs devices of an HCA that only
-    the other selectors match.
+    If some selectors of a pool have isRdma, only these selectors give verbs devices.
     """
     if not pool.config.rdma:
         return False
@@ -47,11 +44,7 @@ def connection_manager(paths: Paths) -> DeviceNode:
 def of_hca(
     paths: Paths, pool: Pool, hca: HCA, manager: DeviceNode | None
 ) -> tuple[DeviceNode, ...]:
-    """The nodes that a container gets with this HCA; verbs devices come with `manager`.
-
-    Returns () for a network function without RDMA. Raises HostError, which names the HCA and the
-    remedy.
-    """
+    """The nodes that a container gets with this HCA. Raises HostError."""
     try:
         if not gives_uverbs(pool, hca):
             return _vfio(paths, hca)

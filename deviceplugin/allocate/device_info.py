@@ -1,8 +1,7 @@
-"""Writes device-information files. Multus reads the file of a pod's device id.
+"""Writes device-information files, which Multus shows in the pod's network-status.
 
-The device plugin writes `dp/<resource>-<id>-device.json` at Allocate, and Multus shows it in the
-pod's network-status. The specification has PCI devices but no verbs devices. The verbs devices are
-in our own key "podfabric", which other readers ignore. The key also marks a file as ours.
+The specification has no verbs devices. So these are in our own key "podfabric", which also marks
+our files.
 
     {"type": "pci", "version": "1.1.0",
      "pci": {"pci-address": "0000:18:02.5", "rdma-device": "mlx5_3",
@@ -35,10 +34,9 @@ def path(paths: Paths, resource: str, device_id: str) -> Path:
 
 
 def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) -> bool:
-    """Write the file of an id that stands for these HCAs. Returns whether the id has a file.
+    """Write the file of an id with these HCAs. Returns whether the id has a file. Raises OSError.
 
-    The specification has no type for several HCAs (mode "all"), for SFs and for software devices.
-    So their ids get no file, and an old file is removed. Raises OSError.
+    Several HCAs, SFs and software devices have no type in the specification, so they get no file.
     """
     file = path(paths, resource, device_id)
     hca = next(iter(hcas)) if len(hcas) == 1 else None
@@ -61,10 +59,9 @@ def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) ->
 
 
 def remove_stale(paths: Paths, keys: Callable[[], Collection[tuple[str, str]]]) -> list[Path]:
-    """Remove our files for every (resource, id) that is not in `keys`. Raises OSError.
+    """Remove and return our files of every (resource, id) that is not in `keys`. Raises OSError.
 
-    `keys` is called after the files were listed, so that a file written in between stays. Returns
-    the removed files.
+    Lists the files before it calls `keys`, so that a new file stays.
     """
     listed = sorted((paths.devinfo / "dp").glob("*-device.json"))
     kept = {path(paths, resource, device_id) for resource, device_id in keys()}

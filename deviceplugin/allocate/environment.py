@@ -1,8 +1,7 @@
 """Makes a container's environment variables: its HCAs, and the devices for NCCL and UCX.
 
-The kubelet merges the answers of a container's pools. If two answers have the same key, it keeps
-only one of the values. So the keys of a pool contain its resource name, and only one pool of a node
-sets `NCCL_IB_HCA` and `UCX_NET_DEVICES`.
+If two pools set the same variable, the kubelet keeps only one value. So the variables of a pool
+contain its resource name, and only one pool of a node sets `NCCL_IB_HCA` and `UCX_NET_DEVICES`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ NCCL = "NCCL_IB_HCA"
 UCX = "UCX_NET_DEVICES"
 
 Given = Mapping[str, tuple[HCA, Sequence[DeviceNode]]]
-"""The HCAs that a container gets, by id, each with the device nodes that the container gets."""
+"""The HCAs of a container by id, each with the device nodes that the container gets."""
 
 
 def variable(pool: PoolConfig) -> str:

@@ -1,16 +1,12 @@
 """Answers GetPreferredAllocation: chooses the best of the free device ids for a container.
 
-Without GPUs, each HCA is taken once before any HCA is taken twice. The least loaded HCA comes
-first, and the switches take turns, so that each switch keeps HCAs for its free GPUs. With the
-addresses of the container's GPUs, each GPU gets one HCA at the least total distance. If the
-container's GPU is chosen after its HCAs, the HCAs are near an open GPU, which is a GPU with room
-for the container. A pool that packs takes as few HCAs as possible, and prefers the most loaded
-HCAs.
+If the container's GPUs are known, each GPU gets one HCA at the least total distance. Otherwise, the
+least loaded HCA comes first, and the switches take turns. So each switch keeps HCAs for its free
+GPUs. If the GPU is chosen later, the HCAs are near an open GPU. An open GPU has room for the
+container. A pool that packs takes as few HCAs as possible.
 
-VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions.
-
-The kubelet takes the answer as a hint, but rejects the pod after an error. So every request gets an
-answer, and this module raises no errors.
+VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions. No function
+raises an error, because the kubelet would reject the pod.
 """
 
 from collections import Counter
@@ -19,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from deviceplugin.pools.pool import Pool
 from host.sysfs.topology import Distance, Topology
 
-# The cost of a distance. By NCCL's default GPUDirect RDMA works up to PXB, so no other cost may
-# outweigh PHB.
+# By default, NCCL uses GPUDirect RDMA up to PXB. So no other cost may outweigh PHB.
 COSTS = {
     Distance.SAME: 0,
     Distance.PIX: 0,
@@ -47,10 +42,9 @@ def preferred(
 ) -> list[str]:
     """Choose `size` different ids of `available`, or all ids if `available` has fewer.
 
-    The available ids of `must_include` come first. Ids that the pool does not have come last.
-    `held` has the number of allocated ids of each HCA. If the container's GPUs are unknown, it may
-    get one of the GPUs in `open_gpus`. Between equal choices, the lower address wins, then the
-    lower slot.
+    The ids of `must_include` come first. `held` has the number of allocated ids of each HCA.
+    `open_gpus` count only if `gpu_addresses` is empty. Between equal choices, the lower address
+    wins.
     """
     free = set(available)
     chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free][
@@ -64,10 +58,7 @@ def preferred(
 
 
 class _PreferenceSearch:
-    """The search for one request, with the free ids by place and the choice so far.
-
-    A place is a PF's address.
-    """
+    """The search for one request. A place is the address of a PF."""
 
     def __init__(
         self,
@@ -88,7 +79,7 @@ class _PreferenceSearch:
         self._switches: dict[str, str] = {}
         self._distances: dict[tuple[str, str], Distance] = {}
         places = {hca.id: hca.pf or hca.address or hca.id for hca in pool.hcas}
-        # Each place by its first HCA's address in the topology: a VF's PF may be absent there.
+        # The address of each place's first HCA, because the topology may lack a VF's PF.
         self._addresses = {places[hca.id]: hca.address for hca in reversed(pool.hcas)}
         hca_of: dict[str, str] = {}
         if mode != "all":  # an id of mode "all" stands for several HCAs
@@ -122,11 +113,7 @@ class _PreferenceSearch:
     def _sorted(
         self, free: set[str], hca_of: Mapping[str, str], held: Mapping[str, int]
     ) -> list[tuple[str, str]]:
-        """Ids with their HCAs; an unknown HCA is "". The last id is taken first.
-
-        Of the HCAs at a place, a pool that packs takes the most loaded HCA. Other pools take the
-        least loaded HCA.
-        """
+        """The ids, best last, each with its HCA. An unknown HCA is ""."""
         ranked = []
         nth: Counter[str] = Counter()
         for order, device_id in sorted((_order(device_id), device_id) for device_id in free):
@@ -145,10 +132,7 @@ class _PreferenceSearch:
         return taken
 
     def _packed(self, size: int) -> Iterator[str]:
-        """Choose from as few HCAs as possible.
-
-        An HCA with enough ids is best. If there is none, the HCA with the most ids is best.
-        """
+        """Choose from as few HCAs as possible."""
 
         def order(place: str) -> tuple[int, ...]:
             return (
@@ -167,10 +151,7 @@ class _PreferenceSearch:
             yield from [place] * number
 
     def _near(self, size: int) -> Iterator[str]:
-        """Choose one HCA for each GPU at the least total cost.
-
-        If there are fewer ids than GPUs, the GPUs of different switches come first.
-        """
+        """Choose one HCA for each GPU at the least total cost."""
         gpus = self._unserved()[:_EXACT]
         places = sorted(
             (place for place in self._free if not self._taken[place]), key=self._rank.__getitem__
@@ -194,7 +175,7 @@ class _PreferenceSearch:
         return (cost * 4096 + min(load, 4095)) * 65536 + self._rank[place]
 
     def _unserved(self) -> list[str]:
-        """The GPUs that no HCA of `must_include` serves. Each such HCA serves its nearest GPU."""
+        """The GPUs without an HCA. Each HCA of `must_include` serves its nearest GPU."""
         gpus = list(self._gpus)
         for place in sorted(self._taken, key=_order):
             if gpus:
@@ -202,10 +183,7 @@ class _PreferenceSearch:
         return gpus
 
     def _balanced(self, size: int) -> Iterator[str]:
-        """Choose one id at a time.
-
-        Each HCA is used once, near the GPUs if there are any, from the switches in turn.
-        """
+        """Choose one id at a time: unused HCAs first, near the GPUs, from the switches in turn."""
         nearest = {
             place: min((self._cost(place, gpu) for gpu in self._gpus), default=0)
             for place in self._free
@@ -263,7 +241,7 @@ class _PreferenceSearch:
         return distance
 
     def _switch(self, place: str) -> str:
-        """The switch of a place or GPU; the place or GPU itself if its switch is unknown."""
+        """The switch of a place or GPU, or `place` if the switch is unknown."""
         switch = self._switches.get(place)
         if switch is None:
             switch = self._switches[place] = self._topology.switch(self._address(place)) or place
@@ -282,11 +260,9 @@ def _order(device_id: str) -> tuple[str, int]:
 
 
 def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int, int]:
-    """Assign columns to `size` rows, by default to all rows. Returns column by row.
+    """Assign columns to `size` rows (default: all) at the least total cost. Returns column by row.
 
-    Fewer rows get a column if there are fewer columns. The total cost is the least of all choices
-    of rows and columns. Equal input gives equal output. Rows must have equal lengths, and costs
-    must not be negative.
+    Fewer rows get a column if there are fewer columns. Costs must not be negative.
     """
     rows = len(costs)
     columns = len(costs[0]) if rows else 0
@@ -299,13 +275,10 @@ def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int,
 
 
 def _hungarian(table: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Assign a column to each row at the least total cost.
+    """Assign a column to each row at the least total cost (algorithm of Jonker and Volgenant).
 
-    The table has at least as many columns as rows.
-
-    The algorithm is Kuhn's method by shortest augmenting paths with potentials (Jonker and
-    Volgenant). It adds one row at a time, and earlier rows move to other columns. Index 0 means "no
-    row" or "no column".
+    The table has at least as many columns as rows. Each step adds one row by a shortest augmenting
+    path, so earlier rows may move to other columns. Index 0 means "no row" or "no column".
     """
     rows, columns = len(table), len(table[0])
     of_row = [0] * (rows + 1)

@@ -1,1 +1,1 @@
-"""The kubelet's APIs: its public .proto files and what grpcio-tools makes of them."""
+"""The kubelet's APIs: its public .proto files, and the code that grpcio-tools makes from them."""

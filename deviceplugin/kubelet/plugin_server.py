@@ -1,8 +1,6 @@
 """Answers the kubelet's calls for one pool: the device plugin API v1beta1.
 
-A `ServedPool` has the pool's devices and makes allocations. This module has the protocol. It sends
-the whole list when a stream opens and after each change. Calls for preferences never fail. An
-allocation has one response per container request, in the same order.
+This module has the protocol. A `ServedPool` has the pool's devices and makes the allocations.
 """
 
 import logging
@@ -80,11 +78,9 @@ class Streams:
         self._open: list[_Stream] = []  # oldest first
 
     def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
-        """Yield each time that a call must compare the list: at once, and after each `changed`.
+        """Yield at once and after each `changed`, at least COALESCE seconds apart.
 
-        Two turns are at least COALESCE seconds apart.
-
-        Yields True if the call must send the list even if it has not changed.
+        Yields True if the call must send the list even if the list has not changed.
         """
         stream = _Stream()
         with self._changed:
@@ -107,10 +103,7 @@ class Streams:
             self._drop(stream)
 
     def changed(self, *, again: bool = False) -> None:
-        """Make every stream send the list if the list has changed.
-
-        With `again`, every stream sends it even if it is unchanged.
-        """
+        """Make every stream send the list if the list has changed, or with `again` in any case."""
         with self._changed:
             for stream in self._open:
                 stream.woken = True
@@ -148,7 +141,7 @@ class Streams:
 
 
 class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
-    """The service /v1beta1.DevicePlugin. A failing call does not end the server."""
+    """The service /v1beta1.DevicePlugin."""
 
     def __init__(self, resource: ServedPool, streams: Streams) -> None:
         self._resource = resource
@@ -163,7 +156,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """Return the options. Must not block: the kubelet waits for them in its Register."""
+        """Return the options. Must not block, because the kubelet waits for them in Register."""
         return self.options
 
     def ListAndWatch(
@@ -199,10 +192,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def Allocate(
         self, request: v1beta1_pb2.AllocateRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.AllocateResponse:
-        """Return one response per container request, in order.
-
-        If one request fails, the whole call fails.
-        """
+        """Return one response per container request, in order. One failure fails the whole call."""
         answers = []
         for container in request.container_requests:
             ids = list(container.devices_ids)
@@ -217,7 +207,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def PreStartContainer(
         self, request: v1beta1_pb2.PreStartContainerRequest, context: grpc.ServicerContext
     ) -> v1beta1_pb2.PreStartContainerResponse:
-        """Prepare a start. The kubelet calls it only if `options` require it, and waits 30 s."""
+        """Prepare a container's start. The kubelet waits at most 30 s."""
         ids = list(request.devices_ids)
         try:
             self._resource.pre_start(ids)

@@ -1,8 +1,7 @@
 """The unix sockets of pools, each with a name that is never used again.
 
 Two instances with the same socket name would unlink each other's socket, and the kubelet would drop
-the resource. So a name contains the process id and a random part. A listener removes a socket file
-only if it made that file.
+the resource. So a name contains the process id and a random part.
 """
 
 import os
@@ -33,11 +32,7 @@ class SocketError(Exception):
 
 
 def remove_leftovers(directory: Path) -> list[Path]:
-    """Remove and return this program's sockets on which no process listens.
-
-    The process ids in the names do not help: plugins in two pods share the directory, but not the
-    pid namespace.
-    """
+    """Remove and return this program's sockets on which no process listens."""
     removed = []
     try:
         paths = sorted(directory.iterdir())
@@ -56,11 +51,9 @@ def remove_leftovers(directory: Path) -> list[Path]:
 
 
 class Listener:
-    """A gRPC server on its own socket, until `close`.
+    """A gRPC server on its own socket, until `close`. `serve` adds the service to the server.
 
-    `serve` adds the service to the server. The socket gets its final name when it has mode 0600 and
-    the server runs. `__init__` raises SocketError, or FileNotFoundError if the directory is
-    missing.
+    Raises SocketError, or FileNotFoundError if the directory is missing.
     """
 
     def __init__(
@@ -99,10 +92,9 @@ class Listener:
         return len(self._made) > 1 and files.version(self.path) == self._made
 
     def close(self, end_calls: Callable[[], object], grace: float = 10.0) -> None:
-        """End the server. May be called again.
+        """End the server. Running calls have `grace` seconds to finish. May be called again.
 
-        `end_calls` ends running calls. Every call has `grace` seconds to finish. Calls may come
-        until the server has stopped, so `end_calls` is repeated until no call runs.
+        Repeats `end_calls`, because new calls may come until the server has stopped.
         """
         if self.exists:
             with suppress(OSError):

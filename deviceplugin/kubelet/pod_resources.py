@@ -22,19 +22,15 @@ OPTIONS: tuple[tuple[str, str | int], ...] = (
 
 
 def open_channel(socket: Path, *, max_receive: int | None = None) -> grpc.Channel:
-    """A channel that connects at the first call. The channel never repeats a failed call.
-
-    `max_receive` is the size limit of an answer in bytes, 4 MiB by default.
-    """
+    """A channel that never repeats a failed call. `max_receive` is in bytes, 4 MiB by default."""
     sizes = () if max_receive is None else (("grpc.max_receive_message_length", max_receive),)
     return grpc.insecure_channel(f"unix:{socket}", (*OPTIONS, *sizes))
 
 
 class PodResourcesClient:
-    """Calls the kubelet, also after its restart. Any thread may use it; calls run one at a time.
+    """Calls the kubelet, also after its restart. Any thread may use it.
 
-    Calls take turns because gRPC 1.85 may crash the process if a thread closes a channel while
-    other threads have calls on the channel.
+    Calls run one at a time: gRPC 1.85 may crash if a thread closes a channel during a call.
     """
 
     def __init__(self, paths: Paths) -> None:

@@ -1,8 +1,7 @@
 """Reads the kubelet's records of the device ids that each container holds.
 
-There are two sources. The PodResources API is stable, but it has no pod UIDs, and on older kubelets
-it omits init containers. The kubelet's own checkpoint has UIDs and init containers, but it is not
-an official interface, and it lacks the devices of ResourceClaims.
+The PodResources API is stable. It has no pod UIDs, and older kubelets omit init containers. The
+kubelet's checkpoint has both, but it is not an official interface and lacks ResourceClaims.
 """
 
 import base64
@@ -39,7 +38,7 @@ class KubeletUnreadable(Exception):
 
 
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
-    """The device ids of one resource that one container holds."""
+    """A row of the kubelet's records: the ids of one resource that one container holds."""
 
     namespace: str = ""  # of the pod; "" from the checkpoint
     name: str = ""  # of the pod; "" from the checkpoint
@@ -71,11 +70,10 @@ class _KubeletFile(msgspec.Struct):
 
 
 def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
-    """The devices of all containers in the kubelet's checkpoint; [] if the file does not exist.
+    """The rows of the kubelet's checkpoint; [] if it does not exist. Raises KubeletUnreadable.
 
-    The checkpoint keeps ended pods until the kubelet's next allocation, or until a device plugin
-    sends a list. With `nodes`, the rows have the uverbs devices or CDI names that the containers
-    got. Raises KubeletUnreadable.
+    Ended pods stay in the file until the kubelet's next allocation, or until a device plugin sends
+    a list. With `nodes`, the rows have the uverbs devices or CDI names of the containers.
     """
     content = _checkpoint(paths) or _Data()
     rows = []
@@ -86,7 +84,7 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
                 uid=entry.PodUID,
                 container=entry.ContainerName,
                 resource=entry.ResourceName,
-                # The lists of both NUMA nodes have a device of two nodes.
+                # A device of two NUMA nodes is in both lists.
                 ids=_sorted(*(ids or () for ids in (entry.DeviceIDs or {}).values())),
                 nodes=given,
                 cdi=cdi,
@@ -96,10 +94,9 @@ def from_checkpoint(paths: Paths, *, nodes: bool = False) -> list[PodDevices]:
 
 
 def registered(paths: Paths) -> dict[str, list[str]] | None:
-    """The ids of each resource that were healthy at the last write of the checkpoint, sorted.
+    """The healthy ids of each resource in the checkpoint, sorted. Raises KubeletUnreadable.
 
-    Returns `None` if the file does not exist, because no device plugin has sent a list yet. Raises
-    KubeletUnreadable.
+    Returns `None` if the file does not exist, because no device plugin has sent a list yet.
     """
     content = _checkpoint(paths)
     if content is None:
@@ -109,10 +106,7 @@ def registered(paths: Paths) -> dict[str, list[str]] | None:
 
 
 def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevices]:
-    """The devices of all containers from PodResources. `from_answer` explains `claimed`.
-
-    Raises KubeletUnreadable within KUBELET_TIMEOUT.
-    """
+    """The rows of PodResources. Raises KubeletUnreadable within KUBELET_TIMEOUT."""
     # Import here, because callers that read only the checkpoint do not need gRPC.
     from deviceplugin.kubelet.pod_resources import PodResourcesClient
 
@@ -123,11 +117,10 @@ def from_pod_resources(paths: Paths, *, claimed: bool = False) -> list[PodDevice
 def from_answer(
     answer: "podresources_pb2.ListPodResourcesResponse", *, claimed: bool = False
 ) -> list[PodDevices]:
-    """The devices in an answer of PodResources' List, in the kubelet's order.
+    """The rows of an answer of PodResources, in the kubelet's order.
 
-    With `claimed`, also the devices of ResourceClaims. Their resource is "driver/pool". Each
-    claimed device has several ids: its name, and every PCI address in its name or in its CDI names.
-    The kubelet lists claimed devices since Kubernetes 1.34, earlier only with a feature gate.
+    `claimed` adds the devices of ResourceClaims, with the resource "driver/pool". The kubelet lists
+    them since Kubernetes 1.34, earlier only with a feature gate.
     """
     rows = []
     for pod in answer.pod_resources:
@@ -155,14 +148,12 @@ def from_answer(
 
 
 def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices]:
-    """The devices of one pod's containers, in PodResources' order, then containers it omits.
+    """The rows of one pod. Raises KubeletUnreadable if neither source can be searched.
 
-    The checkpoint has all devices of a pod before its sandbox is made, and is searched by the pod's
-    UID. If the checkpoint has no device of the pod, PodResources is searched by the pod's name. A
-    pod that ended a moment ago may have had the same name: its answer is ignored if the checkpoint
-    gives an id to another UID. Devices of ResourceClaims are found only by the name. One readable
-    source is enough, but the checkpoint can be searched only if `uid` is known. Raises
-    KubeletUnreadable.
+    The checkpoint is searched by the pod's UID. It has all devices of a pod before the pod's
+    sandbox is made. PodResources is searched by the pod's name, which an earlier pod may have had.
+    So rows from PodResources are ignored if the checkpoint gives one of their ids to another UID.
+    Only PodResources has the devices of ResourceClaims.
     """
     by_name: list[PodDevices] = []
     in_checkpoint: list[PodDevices] = []
@@ -231,10 +222,7 @@ def _address(match: re.Match[str]) -> str:
 
 
 def _given(response: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The uverbs devices of the host and the CDI names in a ContainerAllocateResponse.
-
-    Both are () if the response cannot be decoded.
-    """
+    """The host's uverbs devices and the CDI names in a ContainerAllocateResponse; () if invalid."""
     # Import here, because CNI plugins need only the ids.
     from google.protobuf.message import DecodeError
 

@@ -1,10 +1,7 @@
 """Serves a pool to the kubelet, and keeps it registered if the plugin or the kubelet restarts.
 
-The plugin's socket is in device-plugins/, and the plugin calls Register on kubelet.sock. At its
-start, the kubelet removes all sockets in this directory and makes its own again.
-
-One thread per pool compares the state with the needed state, and does the missing step. inotify and
-the pool's streams only wake the thread.
+When the kubelet starts, it removes all sockets in device-plugins/ and makes its own again. One
+thread per pool finds the missing step and does it. inotify and the pool's streams wake the thread.
 """
 
 import errno
@@ -53,10 +50,7 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PluginServer(StepThread):
-    """Serves one resource and keeps it registered, in a thread, from `start` until `close`.
-
-    Waits for the kubelet if it does not run yet.
-    """
+    """Serves one resource and keeps it registered, from `start` until `close`."""
 
     def __init__(self, paths: Paths, pool: ServedPool) -> None:
         super().__init__(f"registration-{pool.name}", join=None)
@@ -83,10 +77,7 @@ class PluginServer(StepThread):
         self._waker = Waker()
 
     def changed(self, *, again: bool = False) -> None:
-        """Send the listing to its readers if it has changed, or with `again` in any case.
-
-        The kubelet writes its checkpoint each time it gets a list.
-        """
+        """Send the list if it has changed, or with `again` in any case."""
         self._streams.changed(again=again)
 
     def state(self) -> PoolState:
@@ -125,7 +116,7 @@ class PluginServer(StepThread):
         self._waker.wait(min(seconds, LOOK_EVERY))
 
     def step(self) -> float:
-        """Do the missing step; return the seconds until the next one."""
+        """Do the missing step. Returns the seconds until the next step."""
         self._waker.follow((self._directory, self._directory.parent))
         # Look at the kubelet's socket first: the kubelet removes ours before it makes its own.
         kubelet = files.version(self._kubelet)

@@ -1,7 +1,6 @@
 """Reads the flags of the device plugin, including the flags of the plugins that it replaces.
 
-The syntax is that of Go's flag package: one dash or two, `-x=y` or `-x y`. Other arguments are
-returned to the caller, because they are the command's own options.
+The syntax is that of Go's flag package: one dash or two, `-x=y` or `-x y`.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 """Reads the configuration in any of its three formats.
 
-The formats are our own (top-level key `pools`), the format of the Mellanox shared plugin
-(`configList`), and the format of the SR-IOV plugin (`resourceList`). A file may have all three.
-This module rejects a file that one of these plugins rejects. The keys of both plugins match in
-upper and lower case, as in their Go decoder. An unsupported key that would change a pod's devices
-is refused.
+`pools` is our own key. `configList` is from the Mellanox shared plugin, and `resourceList` from the
+SR-IOV plugin. A file may have all three. Keys of the two plugins match in upper and lower case, as
+in their Go decoder. This module rejects a file that one of the plugins rejects, and an unsupported
+key that would change a pod's devices.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
 sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their READMEs.
@@ -84,9 +83,7 @@ _ACCELERATOR = "accelerators are not offered: leave this resource to the SR-IOV 
 def load(
     path: Path, *, prefix: str = "", cdi: bool = False, required: bool = False
 ) -> DevicePluginConfig:
-    """Read the configuration file.
-
-    Returns the default pool if the file is missing, unless `required`.
+    """Read the file. If the file is missing and not `required`, returns the default pool.
 
     `parse` explains `prefix` and `cdi`. Raises ConfigError.
     """
@@ -104,11 +101,9 @@ def load(
 
 
 def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> DevicePluginConfig:
-    """Read a file's content. Errors name the file by `name`. Raises ConfigError.
+    """Read the content of the file `name`. Raises ConfigError.
 
-    `prefix` is the domain of resources if a file of another plugin names no domain. If `prefix` is
-    "", the default domain of that plugin is used. With `cdi` every pool uses CDI, even if the file
-    does not set cdi.
+    `prefix` replaces another plugin's default domain. With `cdi`, every pool uses CDI.
     """
     try:
         configuration = _read(documents.decode(content, name), name, prefix)
@@ -332,8 +327,7 @@ class _Form(msgspec.Struct, frozen=True):
     prefix: str = ""  # the domain of entries without a domain; "": names have domains
 
 
-# In the order in which they choose HCAs. The order of the keys in the file does not count, because
-# programs may sort them. The shared plugin's pools come last: they also offer HCAs of other pools.
+# Pools choose HCAs in this order. `configList` is last, because it also offers HCAs of other pools.
 _FORMS = (
     _Form("pools", _own),
     _Form("resourceList", _sriov, "intel.com"),

@@ -26,7 +26,7 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A resource, and the HCAs and ids that it offers now, in the order of the HCAs' ids."""
+    """The HCAs and ids that a resource offers now, in the order of the HCAs' ids."""
 
     config: PoolConfig
     hcas: tuple[HCA, ...]
@@ -55,10 +55,8 @@ def pools(
 ) -> list[Pool]:
     """The pools with their share of `hcas`, in the configuration's order.
 
-    `kept` has the ids of HCAs that containers hold, by resource. A held HCA stays in its pool even
-    if no selector matches any more. Another pool gets this HCA only if that pool has `overlap`.
-    `used` are the interfaces of the host's default route (`used_netdevs`). `worked` has the ids of
-    HCAs that had a working port once: a pool with `only_working` continues to offer them.
+    `kept` has the ids of HCAs that containers hold, by resource. A held HCA stays in its pool.
+    `used` comes from `used_netdevs`. `worked` has the ids of HCAs that had a working port once.
     """
     made = []
     for pool, taken, left in _shared_out(config, hcas, kept or {}, worked, used):
@@ -70,12 +68,7 @@ def pools(
 
 
 def used_netdevs(paths: Paths) -> frozenset[str]:
-    """The interfaces that have an IPv4 default route in this network namespace, and all interfaces
-    below them.
-
-    A bond or bridge has its members below it, and a VLAN has its parent below it (lower_* in
-    sysfs).
-    """
+    """The interfaces with an IPv4 default route, and all interfaces below (lower_* in sysfs)."""
     try:
         lines = (paths.proc / "net/route").read_text().splitlines()[1:]
     except (OSError, UnicodeDecodeError):
@@ -177,7 +170,7 @@ def _in_use(
 
 
 def _pfs_of_taken(pool: PoolConfig, hcas: Iterable[HCA], worked: Collection[str]) -> frozenset[str]:
-    """The PFs of the VFs that the pool's selectors take, also if another pool has the VFs."""
+    """The PFs of the VFs that the pool's selectors match, even if another pool has the VFs."""
     return frozenset(
         hca.pf
         for hca in hcas

@@ -53,12 +53,12 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolConfig, ...]
     gpus: tuple[GpuPoolConfig, ...] = ()
     gpu_limits: GpuLimitSettings = GpuLimitSettings()
-    # Not a key of the file. True: podfabric leaves the node, and serves only holders of GPU parts.
+    # Not a key of the file. True: podfabric leaves the node and accepts no new containers.
     leaving: bool = False
 
     @property
     def has_gpu_limits(self) -> bool:
-        """Whether containers may get parts of GPUs. Such parts have limits."""
+        """Whether containers may get parts of GPUs, which have limits."""
         return any(pool.mode != "replicas" for pool in self.gpus)
 
 
