@@ -2,5 +2,5 @@
 
 `plugin` offers the pools. `replicas` and `shares` serve the modes. `share_pool` counts free shares
 and chooses a GPU. `pre_start` chooses the GPU again when a container starts. `container_files`
-prepares the files of the container, and `holders` finds the pod of each group.
+prepares the files of the container. `holders` finds the containers that have started.
 """

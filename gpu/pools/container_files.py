@@ -1,12 +1,11 @@
 """The files and device nodes that a container with a share of a GPU gets when it starts.
 
-Allocate answers with the name of a CDI device. This name is also the name of the group. It comes
-from the container's slot, which is the first of its ids, so it stays the same for the container's
-lifetime. The CDI file is written at the start of the container, before the runtime reads the file.
-Each container has its own file.
+A group has the limits of one container. The group's name comes from the container's slot, the first
+of the container's ids. Allocate answers with a CDI device of the same name. The CDI file is written
+when the container starts, before the runtime reads the file.
 
-A reused slot has no file until its new holder starts. A runtime that reads too early finds no
-device, and never the device of the previous holder. The kubelet then tries again.
+A reused slot has no file until its new container starts. A runtime that reads too early finds no
+device, and never the device of an earlier container. The kubelet then tries again.
 
 Source: Container Device Interface, SPEC.md.
 """
@@ -54,10 +53,7 @@ class ContainerFiles:
     def start(
         self, group: str, minor: int, limit: Limit, variables: Mapping[str, str] = {}
     ) -> None:
-        """Make the group of a starting container, then its CDI device.
-
-        Raises Rejected and OSError.
-        """
+        """Make the group of a container, then its CDI device. Raises Rejected or OSError."""
         groups = self.parts.groups
         if groups is None:
             raise Rejected(grpc.StatusCode.FAILED_PRECONDITION, ALONE)
@@ -80,7 +76,7 @@ class ContainerFiles:
         write_device(self._paths, group, nodes, mounts, {**VOID, **variables})
 
     def uuid(self, group: str) -> str:
-        """The UUID of the GPU of a group whose container has started; "" if it is unknown."""
+        """The UUID of the GPU of a group, if its container has started; "" if it is unknown."""
         try:
             return self.parts.groups.read(group).limit.uuid if self.parts.groups else ""
         except (GroupError, OSError):
@@ -137,7 +133,7 @@ def write_device(
 
 
 def group_of(resource: str, slot: str) -> str:
-    """The name of the group of the container that has this slot of the resource."""
+    """The name of the group for a container with this slot of the resource."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{resource}.{slot}")
     if len(name) <= _LONGEST:
         return name

@@ -1,8 +1,7 @@
-"""Finds the container that holds each group of limits.
+"""Finds the container of each group. A group has the limits of one container.
 
-The ledger has the groups. The kubelet's records have the containers: PodResources has the names of
-pods, and the checkpoint has their UIDs. A container is recorded when it starts. Facts that are
-missing then, or after a restart of the agent, come from the kubelet's records later.
+The ledger has the groups. PodResources has the names of pods, and the kubelet's checkpoint has the
+UIDs. Facts that are missing when a container starts come from these records later.
 """
 
 import threading
@@ -30,20 +29,13 @@ class Holders:
         self._known: dict[str, Tenant] = {}  # by group
 
     def listed(self) -> list[Tenant]:
-        """The tenants of all groups whose containers have started.
-
-        A pod's name or UID is "" until the kubelet reports it.
-        """
+        """The started containers. A pod's name or UID is "" until the kubelet reports it."""
         with self._lock:
             groups = (group for group, _ in _groups(self._ledger.allocations()))
             return [self._tenant(group) for group in dict.fromkeys(groups)]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
-        """Record the start of the container that has these rows in a kubelet's record.
-
-        Containers start one at a time: the caller writes the group to the ledger before the next
-        call.
-        """
+        """Record a container's start. The ledger must have its group before the next call."""
         row = rows[0]
         pod = Pod(row.namespace, row.name, row.uid)
         tenant = Tenant(group=group, pod=pod, container=row.container)
@@ -67,7 +59,7 @@ class Holders:
 
 
 def _groups(allocations: Iterable[Allocation]) -> Iterable[tuple[str, AllocationKey]]:
-    """Each group whose container has started, and the key of its allocation."""
+    """The groups of started containers, each with the key of its allocation."""
     for entry in allocations:
         if entry.gpu is not None and entry.gpu.group and entry.gpu.slot == entry.id:
             yield entry.gpu.group, entry.key

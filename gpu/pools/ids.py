@@ -61,12 +61,10 @@ def preferred(
     *,
     spread: bool,
 ) -> list[str]:
-    """Up to `size` ids, of one GPU if possible: first `must_include`, then ids of the same GPUs.
+    """Choose up to `size` ids: first `must_include`, then ids of as few GPUs as possible.
 
-    Args:
-        gpu_of: the GPU of each id. Ids without a GPU come last.
-        held: the number of ids of each GPU that other containers hold.
-        spread: prefer the GPU with the fewest held ids; otherwise the GPU with the most.
+    `gpu_of` has the GPU of each id. `held` has the number of held ids of each GPU. With `spread`,
+    GPUs with few held ids come first, otherwise GPUs with many.
     """
     free = dict.fromkeys(available)
     chosen = [device_id for device_id in dict.fromkeys(must_include) if device_id in free]

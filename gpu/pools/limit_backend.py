@@ -21,8 +21,7 @@ ALONE = "the device plugin runs alone: run `podfabric agent`, which enforces lim
 class GpuParts:
     """The agent's functions for pools of GPUs. The defaults allocate no share of a GPU.
 
-    `obstacle` returns the reason why the node cannot enforce limits. `files` returns the files of
-    the driver and the shims for containers with limits; it raises HostError.
+    `obstacle` returns the reason why the node cannot enforce limits. `files` raises HostError.
     """
 
     memory: MemorySource = dict

@@ -1,4 +1,4 @@
-"""The resources that the pools of GPUs of a node offer. `DevicePlugin` serves them."""
+"""The pools of GPUs of a node, which `DevicePlugin` serves."""
 
 import logging
 import time
@@ -33,10 +33,7 @@ GpuService = ReplicaService | ShareService
 
 
 class GpuPools:
-    """The pools of GPUs of a node. One thread at a time may call `look` and `adopt`.
-
-    `allocated` is called after each Allocate, because other ids may then not fit any more.
-    """
+    """The pools of GPUs of a node. One thread at a time may call `look` and `adopt`."""
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class GpuPools:
 
     @property
     def services(self) -> Mapping[str, GpuService]:
-        """The services by resource; `shares` has those whose ids are shares of GPUs."""
+        """All services, by resource."""
         return {**self._replicas, **self.shares}
 
     @property
@@ -127,11 +124,7 @@ class GpuPools:
         self._adopted = True
 
     def with_room(self) -> list[str]:
-        """The addresses of GPUs with room for a container that has its HCAs but no GPU yet.
-
-        If exactly one container waits for a GPU, each of these GPUs has room for all shares of that
-        container. Otherwise the smallest share that its pool offers fits.
-        """
+        """The addresses of GPUs with room for a container that has its HCAs but no GPU yet."""
         return sorted({address for pool in self._pools.values() for address in pool.with_room()})
 
     def _limited_of(self, gpus: Sequence[NodeGPU]) -> dict[str, LimitedGPU]:
@@ -174,7 +167,7 @@ class GpuPools:
                 self.shares[kind.resource] = old
 
     def _update(self, config: GpuPoolConfig, gpus: Sequence[NodeGPU]) -> set[str]:
-        """Update the resources of a pool. Returns the resources whose lists have changed."""
+        """Update the pool. Returns the resources that have new lists."""
         if config.mode == "replicas":
             service = self._replicas[config.resource]
             changed = {config.resource} if service.update(config, gpus, self._expected) else set()
@@ -190,12 +183,7 @@ class GpuPools:
         return changed
 
     def _expected_of(self, gpus: Sequence[NodeGPU]) -> frozenset[str]:
-        """The addresses of GPUs that are expected to become ready soon after the plugin's start.
-
-        These GPUs were never ready, or the node cannot enforce their limits yet. After a boot, the
-        kubelet starts pods before the driver is loaded, and rejects a pod with an unhealthy id
-        permanently (see `StartupGrace`).
-        """
+        """The addresses of GPUs that may become ready soon after the start (see `StartupGrace`)."""
         if time.monotonic() >= self._began + GRACE:
             return frozenset()
         withheld = (address for address, of in self._limited_of(gpus).items() if of.obstacle)
@@ -211,7 +199,7 @@ class GpuPools:
         ]
 
     def _live_groups(self) -> frozenset[str]:
-        """The groups of all containers with a GPU, also of containers that have not started yet."""
+        """The groups of all containers with a GPU, even if the containers have not started yet."""
         given = [(entry.resource, entry.gpu) for entry in self._ledger.allocations() if entry.gpu]
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))

@@ -1,8 +1,7 @@
 """PreStartContainer: finds the container that starts, chooses its GPU, and writes its limits.
 
-The kubelet calls PreStartContainer before each start of a container: once per resource, in random
-order, and again after an error. At the first call PodResources already lists all devices of the
-container, so the later calls change nothing.
+Before each start of a container, the kubelet calls PreStartContainer once per resource. At the
+first call PodResources already lists all devices of the container, so later calls change nothing.
 """
 
 import logging
@@ -46,7 +45,7 @@ class Starter:
         self._files = files
 
     def start(self, pool: SharePool, resource: str, ids: Sequence[str]) -> None:
-        """Start the container that has these ids of a resource. Raises Rejected."""
+        """Prepare the start of the container that has these ids of a resource. Raises Rejected."""
         rows = self._container(resource, ids)
         with self._ledger.allocating:
             held = self._held(pool, rows)
@@ -65,10 +64,9 @@ class Starter:
             self._write(pool, self._choose(pool, held, first, rows), held, first, rows)
 
     def _container(self, resource: str, ids: Sequence[str]) -> list[PodDevices]:
-        """All rows of the container that has exactly these ids of the resource.
+        """All rows of the container that has exactly these ids. Raises Rejected if there is none.
 
-        An init container and a later container of the pod may have the same ids. Then returns the
-        rows of the container with the most devices. Raises Rejected if no container has the ids.
+        If an init container has the same ids, the container with the most devices counts.
         """
         sorted_ids = tuple(sorted(ids))
         problems = []
@@ -130,8 +128,7 @@ class Starter:
     ) -> SharedGPU:
         """The GPU of the container. Raises Rejected if the container's shares do not fit.
 
-        At its first start, the container gets the GPU that is nearest to its HCAs and has enough
-        free. An ended init container of the pod may have had another GPU.
+        At its first start, a container gets the nearest GPU to its HCAs that has enough free.
         """
         request = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),
@@ -169,10 +166,7 @@ class Starter:
         first: AllocationKey,
         rows: Sequence[PodDevices],
     ) -> None:
-        """Write the ledger, then the limits.
-
-        If the agent is killed in between, the kubelet calls again.
-        """
+        """Write the ledger, then the limits. After a kill in between, the kubelet calls again."""
         group = group_of(*first)
         self._holders.starts(group, rows)
         bound = {

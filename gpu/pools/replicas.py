@@ -1,7 +1,7 @@
 """Mode "replicas": each GPU is K ids of one resource, and each id gives the whole GPU.
 
-Nothing is limited: containers on one GPU share its memory and time without limits. Ids and answers
-are those of Deepomatic's shared-gpu: "nvidia0-_-1" to "nvidia0-_-K".
+Containers on one GPU share its memory and time without limits. Ids and answers are those of
+Deepomatic's shared-gpu: "nvidia0-_-1" to "nvidia0-_-K".
 
 Source: Deepomatic/container-engine-accelerators, pkg/gpu/nvidia/manager.go and beta_plugin.go.
 """
@@ -51,8 +51,7 @@ class ReplicaService(ServedPool):
     ) -> bool:
         """Replace the pool and its GPUs. Returns True if the kubelet must get a new list.
 
-        `expected` has the addresses of GPUs that are not ready yet. Their ids are listed as healthy
-        if a container holds them.
+        Held ids are listed as healthy if `expected` has the address of their GPU.
         """
         count = min(config.replicas, MOST_IDS // max(len(gpus), 1))
         self.problem = None

@@ -1,8 +1,7 @@
-"""Shares of GPUs: a pool whose ids are shares, the free share of each GPU, and the choice of a GPU.
+"""Counts the free share of each GPU, and chooses the GPU of a container.
 
-An id names a GPU but does not bind the container to it: the kubelet chooses the ids of each
-resource independently. The ledger records one GPU for each container. All shares of the container
-are on this GPU.
+The kubelet chooses the ids of each resource independently. So an id names a GPU, but the container
+may get another GPU. The ledger records the one GPU of each container.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ _SHORT = len("GPU-12345678")
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Memory and time of a GPU: of an id, of a container, or free."""
+    """Memory and time of a GPU."""
 
     memory: int = 0  # bytes
     compute: int = 0  # percent
@@ -127,7 +126,7 @@ class SharePool:
         }
 
     def pending(self, without: Collection[AllocationKey] = ()) -> int:
-        """The percents of time that containers have and that are not bound to a GPU yet."""
+        """The allocated percents of time that are not bound to a GPU yet."""
         return sum(
             percents(allocation.gpu)
             for allocation in self.ledger.allocations()
@@ -138,7 +137,7 @@ class SharePool:
         )
 
     def with_room(self) -> set[str]:
-        """The addresses of this pool's GPUs for `GpuPools.with_room`."""
+        """The GPUs with room for the only waiting container, or else for any share of the pool."""
         waiting: dict[tuple[str, str], Share] = {}  # by resource and slot
         keys: list[AllocationKey] = []
         for entry in self.ledger.allocations():
@@ -178,10 +177,8 @@ def choose(
 ) -> str | None:
     """The address of the GPU for a container; `None` if the request fits on no GPU.
 
-    Args:
-        free: the free share of each GPU, by address.
-        spread: at equal costs prefer the GPU with the most free memory; otherwise the least.
-        costs: the distance of each GPU from the container's HCAs; 0 by default.
+    `costs` has the distance of each GPU from the container's HCAs. At equal costs, `spread` prefers
+    the GPU with the most free memory, otherwise the GPU with the least.
     """
 
     def order(address: str) -> tuple[int, int, int, str]:
@@ -195,7 +192,7 @@ def choose(
 
 
 def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, SharedGPU]:
-    """The GPUs of a pool, by address. Leaves out GPUs whose memory is unknown."""
+    """The GPUs of a pool, by address. Leaves out GPUs with unknown memory."""
     known = [node for node in nodes if node.gpu.uuid and _usable(config, node) is not None]
     shorts = [node.gpu.uuid[:_SHORT] for node in known]
     return {
@@ -228,13 +225,9 @@ def healthy_ids(
 ) -> set[str]:
     """The free ids that may be allocated: as many as fit on all GPUs together.
 
-    Ids of GPUs with free space come first. Ids of full GPUs follow: a container on a full GPU may
-    hold ids that name another GPU, and that GPU then has space but no free ids.
-
-    Args:
-        free_ids: the ids of each healthy GPU that no container holds, by address.
-        fits: the number of ids that fit on each GPU, by address.
-        pending: the number of allocated ids that are not bound to a GPU yet.
+    Ids of full GPUs come last, because a container may get another GPU than its ids name.
+    `free_ids` has the free ids of each healthy GPU. `fits` has the number of ids that fit on each
+    GPU. `pending` is the number of allocated ids without a GPU.
     """
     total = max(sum(fits.get(address, 0) for address in free_ids) - pending, 0)
     own = [ids[: fits.get(address, 0)] for address, ids in free_ids.items()]

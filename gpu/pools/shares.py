@@ -50,10 +50,7 @@ class ShareService(ServedPool):
         self._gpus: dict[str, SharedGPU] = {}  # by device id
 
     def update(self, expected: Collection[str] = ()) -> bool:
-        """List the ids of the pool's GPUs. Returns True if the kubelet must get a new list.
-
-        `ReplicaService.update` explains `expected`.
-        """
+        """List the ids of the pool's GPUs. Returns True if the kubelet must get a new list."""
         held = self.pool.ledger.held(self.name)
         bad = {gpu.address for gpu in self.pool.gpus.values() if gpu.node.fault is not None}
         bad_for_holders = bad.difference(expected)
@@ -173,10 +170,7 @@ class ShareService(ServedPool):
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
     ) -> AllocatedGPU:
-        """The record for an id whose container has started, from the kubelet's rows.
-
-        The GPU is the one in the group's limits, else the one that the ids name.
-        """
+        """The record for an id of a started container. The GPU comes from its limits or ids."""
         memory = self.pool.config.resources[0] if not self.kind.shape else self.name
         own = (row.uid, row.namespace, row.name, row.container)
         main = next(
