@@ -1,10 +1,9 @@
-"""Finds the files of NVIDIA's driver. Lists the mounts that bring the driver and the shims into a
-container.
+"""Finds the files that bring NVIDIA's driver and our shims into a container.
 
-In the container, each shim has all names of the driver's library that it replaces. The driver's own
-library is mounted at a path outside of the loader's directories, and the shim is linked with this
-path (docs/developers/gpu-library.md). The library directories of both Debian and Red Hat get the
-mounts, so images of both families find the libraries.
+A shim has the names of the driver's library that it replaces. The container has the driver's own
+library outside of the loader's directories, at the path with which the shim is linked
+(docs/developers/gpu-library.md). Containers get the libraries in the directories of both Debian and
+Red Hat.
 
 Sources: ld.so(8); nvc_info.c of libnvidia-container for the names of libraries.
 """
@@ -40,8 +39,7 @@ REAL = {
     CUDA: "/usr/lib/podfabric/libpfcuda-real.so.1",
     NVML: "/usr/lib/podfabric/libpfnvidia-ml-real.so.1",
 }
-"""The paths of the driver's own libraries, with which the shims are linked (tools/build_shim.py).
-"""
+"""The driver's own libraries, with which the shims are linked (tools/build_shim.py)."""
 
 _SHIMS = {CUDA: CUDA_SHIM, NVML: NVML_SHIM}
 _MOST_LINKS = 40  # as in the kernel's path lookup
@@ -69,10 +67,7 @@ class InstalledDriver(msgspec.Struct, frozen=True):
 
 
 def resolved(root: Path, path: str) -> str | None:
-    """Follow the links in a path below `root` as chroot(2) to `root` does.
-
-    Returns the path below `root` with all links resolved, or `None` if the path does not exist.
-    """
+    """The path below `root`, with links followed as by chroot(2); `None` if it does not exist."""
     done: list[str] = []
     pending = path.split("/")[::-1]
     links = 0
@@ -126,10 +121,7 @@ def installed(root: Path) -> InstalledDriver:
 
 
 def shared(driver: InstalledDriver, root: Path, shims: Path) -> tuple[SharedFile, ...]:
-    """The files of the driver and of `shims` that a container with limits sees.
-
-    `root` is the driver's root on the host. Raises HostError if a shim is missing.
-    """
+    """The files of the driver and the shims that a container gets. Raises HostError."""
     for name in (CUDA_SHIM, NVML_SHIM):
         if not (shims / name).is_file():
             raise HostError(f"{shims} has no {name}: run `podfabric install --gpu` on this node")

@@ -1,7 +1,6 @@
 """Looks up and checks the device nodes of NVIDIA's driver.
 
-Each GPU has its own /dev/nvidiaN. All GPUs together have /dev/nvidiactl and /dev/nvidia-uvm. The
-first program that uses CUDA makes /dev/nvidia-uvm, or nvidia-modprobe does.
+Each GPU has its own /dev/nvidiaN. All GPUs share /dev/nvidiactl and /dev/nvidia-uvm.
 
 Sources: the driver's README, chapter "Known issues"; nvidia-modprobe(1).
 """
@@ -25,11 +24,7 @@ _REMEDIES = {
 def of_gpus(
     paths: Paths, minors: Iterable[int], optional: Iterable[str] = TOOLS
 ) -> tuple[DeviceNode, ...]:
-    """The device nodes for the GPUs with these minor numbers, each once; /dev/nvidiaN come first.
-
-    Leaves out nodes of `optional` that the host lacks. Raises HostError if a required node is
-    missing or a node is not a character device.
-    """
+    """The device nodes of these GPUs, with the nodes of `optional` that exist. Raises HostError."""
     names = [f"nvidia{minor}" for minor in sorted(set(minors))]
     present = [name for name in optional if (paths.dev / name).exists()]
     return tuple(_node(paths, name) for name in (*names, *NEEDED, *present))

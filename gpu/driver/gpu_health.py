@@ -1,8 +1,7 @@
-"""Finds GPUs with errors that only a reset of the GPU ends. NVML reports the errors.
+"""Finds GPUs that need a reset, with NVML. docs/use/gpus.md lists the faults.
 
-docs/use/gpus.md lists the faults. The driver reports an Xid only once. So a fault from an Xid lasts
-until one of these signs of a reset: a counter of errors went down, the driver no longer requests a
-reset, or the GPU or the driver was absent.
+The driver reports an Xid only once. So the fault of an Xid lasts until a sign of a reset: an error
+counter went down, the driver no longer requests a reset, or the GPU or the driver was absent.
 
 Sources: nvml.h; NVIDIA's "Xid Errors"; the Xids that NVIDIA's k8s-device-plugin skips.
 """
@@ -23,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class GpuHealth:
-    """The faults of GPUs by UUID. One thread calls `look`; any thread may read `faults`.
+    """The faults of GPUs, by UUID. One thread calls `look`. Any thread may read `faults`.
 
-    `report` is called with the UUID and the fault of a GPU that becomes unhealthy.
+    Calls `report` with the UUID and the fault when a GPU becomes unhealthy.
     """
 
     def __init__(self, report: Callable[[str, str], object] = lambda uuid, fault: None) -> None:
@@ -34,7 +33,7 @@ class GpuHealth:
         self._driver: Nvml | None = None
         self._watched: set[str] = set()  # GPUs registered for events
         self._by_events: dict[str, str] = {}  # faults that events reported, by UUID
-        self._counts: dict[str, tuple[int, int]] = {}  # errors and recovery action before
+        self._counts: dict[str, tuple[int, int]] = {}  # errors and recovery action at the last look
 
     def look(self, driver: Nvml, present: Iterable[str]) -> None:
         """Update `faults` for the GPUs in `present`."""

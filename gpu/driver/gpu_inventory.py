@@ -1,8 +1,7 @@
-"""The GPUs of this node, and the faults of the GPUs that the node cannot offer now.
+"""The GPUs of this node, and their faults.
 
-The list comes from the driver's /proc files; only the memory sizes need NVML. A GPU is listed once
-its device nodes exist. The GPU then stays listed, with its fault, while the driver shows the GPU or
-a container holds it. Otherwise the kubelet would remove a device that a container has.
+A GPU is listed once its device nodes exist. The GPU stays listed while the driver shows it or a
+container holds it. Otherwise the kubelet would remove a device that a container has.
 """
 
 import logging

@@ -1,8 +1,7 @@
-"""Queries NVML, the driver's library: the use of each GPU by processes, and errors of GPUs.
+"""Queries NVML, the driver's library, for the use and the errors of GPUs.
 
-Only `open_driver` loads NVML and nvidia-ml-py, so a node without GPUs saves the 17 MB of
-nvidia-ml-py. A call may block for a long time if a GPU has a fault: no other work may wait for the
-call.
+Only `open_driver` loads NVML and nvidia-ml-py, which takes 17 MB. A call may block for a long time
+if a GPU has a fault.
 
 Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 """
@@ -45,8 +44,7 @@ class Utilization(msgspec.Struct, frozen=True):
 
 def open_driver(driver_root: Path = Path("/")) -> "Nvml":
     """Open NVML of the driver below `driver_root`. Raises NvmlError if NVML is missing or fails."""
-    # Load by the name with the version. After an update of the driver, the loader would take the
-    # name without the version for the library that is already loaded.
+    # By the name without the version, the loader would find the old library after an update.
     path = library(driver_root, LIBRARY)
     if path is None:
         raise NvmlError(
@@ -57,10 +55,7 @@ def open_driver(driver_root: Path = Path("/")) -> "Nvml":
 
 
 class Nvml:
-    """An open NVML of one driver. A process can use only the `Nvml` that it opened last.
-
-    Every method raises NvmlError. Each `uuid` is the UUID of a GPU, "GPU-…".
-    """
+    """NVML of one driver. A process can use only its newest `Nvml`. Methods raise NvmlError."""
 
     def __init__(self, library: Path) -> None:
         import pynvml
@@ -114,7 +109,7 @@ class Nvml:
     def processes(self, uuid: str) -> dict[int, int]:
         """Bytes that each process uses on the GPU, by pid in this pid namespace; 0: unknown.
 
-        A process that computes and draws is in two of the driver's lists. Each list has its total.
+        A process may be in several of the driver's lists, each time with its total.
         """
         used: dict[int, int] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
@@ -150,10 +145,7 @@ class Nvml:
         self._of(uuid, self._nvml.nvmlDeviceRegisterEvents, types, self._events)
 
     def errors(self) -> list[tuple[str, int | None]]:
-        """New errors of the watched GPUs: UUID and Xid.
-
-        An uncorrectable ECC error has `None` instead of an Xid.
-        """
+        """New errors of the watched GPUs: UUID and Xid (`None` for an uncorrectable ECC error)."""
         found: list[tuple[str, int | None]] = []
         while self._events is not None and not self._closed and len(found) < _MOST_ERRORS:
             try:
