@@ -1,7 +1,8 @@
-"""Addresses that are unique in a whole cluster: nodes lease blocks of addresses at the API server.
+"""Addresses that are unique in a whole cluster. Nodes lease blocks of addresses at the API server.
 
-`objects` describes the objects on the API server, and `block_layout` their names. `lessee` works in
-one thread: `claims` leases blocks, `confirmation` confirms leases, `upkeep` returns idle blocks.
-`leased_store` reserves addresses of the blocks, and `sticky` keeps addresses for pods by name.
-docs/developers/protocol.md describes the steps, and the effect of a crash at each point.
+`objects` describes the objects on the API server. `block_layout` divides pools into blocks.
+`lessee` works in one thread. `claims` leases blocks, `confirmation` confirms leases, and `upkeep`
+returns idle blocks. `leased_store` reserves addresses of the blocks. `sticky` keeps addresses for
+pods by name. docs/developers/protocol.md describes the steps, and the effect of a crash at each
+point.
 """

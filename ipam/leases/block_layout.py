@@ -1,8 +1,8 @@
-"""The division of a pool into blocks, the names of pools and blocks, and the map of leased blocks.
+"""Divides pools into blocks, and names pools and blocks.
 
-Block 0 begins at the first address of the range. A block's name is the lock on its addresses: two
-claims of equal addresses must collide. So a name consists only of the space, the canonical text of
-the first address, and the prefix length.
+Block 0 begins at the first address of the range. A block's name is the lock on its addresses. Two
+claims of the same addresses must have the same name. So the name consists only of the space, the
+first address in canonical text, and the prefix length.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from ipam.ranges import merged, never_usable, of_network
 
 MOST_MAPPED = 65_536  # blocks of the largest pool with a free map
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-_MOST_LABEL = 40  # characters of a network name in an object's name; longer ones are hashed
+_MOST_LABEL = 40  # characters of a network name; a longer name is hashed
 _HASH = 10
 
 
@@ -35,7 +35,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> int:
-        """The prefix length of a block in text: of 32 bits for IPv4, of 128 bits for IPv6."""
+        """The prefix length of a block, at most 32 for IPv4."""
         length = 128 - (self.block_size.bit_length() - 1)
         return length - (self.range.prefix - self.range.family_prefix)
 
@@ -44,7 +44,7 @@ class Geometry(msgspec.Struct, frozen=True):
         return Interval(first, first + self.block_size - 1)
 
     def written(self, index: int) -> str:
-        """The text of `spec.range` of a block's object."""
+        """`spec.range` of the block's object."""
         return f"{text(self.block(index).first)}/{self.prefix}"
 
     def index(self, address: int) -> int:
@@ -55,14 +55,14 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 def of_pool(pool: AddressPool) -> Geometry | None:
-    """The geometry from a pool's status; `None` if no block size is decided yet."""
+    """Returns `None` if no block size is decided yet."""
     if not pool.status.block_size:
         return None
     return Geometry(parse_interface(pool.spec.range)[1], pool.status.block_size)
 
 
 def interval(block: AddressBlock) -> Interval:
-    """The addresses of a block. Raises ValueError if its range is not a network."""
+    """The addresses of a block. Raises ValueError if `spec.range` is not a network."""
     return _interval(block.spec.range)
 
 
@@ -75,11 +75,11 @@ def _interval(range_: str) -> Interval:
 
 
 def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
-    """The reason why a block must be ignored, or "". Any node may write a block.
+    """The reason why a block must be ignored, or "".
 
-    So a block is valid only if its name, space, size and range match its pool. Then the name is the
-    lock on exactly the block's addresses. A pool that is undecided matches any
-    space or size.
+    Any node may write a block. The name, space, size and range of a valid block match its pool.
+    Then the name is the lock on exactly the block's addresses. An undecided pool matches any space
+    and size.
     """
     spec, decided = block.spec, pool.status
     try:
@@ -128,7 +128,8 @@ def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
 
 
 def free_map(leased: Iterable[int], total: int) -> str:
-    """The bitmap of leased blocks in base64: bit i % 8 (1 << i % 8) of byte i // 8 is block i."""
+    """The bitmap of leased blocks in base64. Block i is bit i % 8, from the lowest, of byte i //
+    8."""
     bits = bytearray((total + 7) // 8)
     for index in leased:
         bits[index // 8] |= 1 << index % 8
@@ -136,7 +137,7 @@ def free_map(leased: Iterable[int], total: int) -> str:
 
 
 def read_map(written: str, total: int) -> bytes:
-    """The bitmap of a free map. Raises ValueError if the map is not of `total` blocks."""
+    """Decode a free map. Raises ValueError if the map is not for `total` blocks."""
     bits = b64decode(written, validate=True)
     if len(bits) != (total + 7) // 8:
         raise ValueError(
@@ -146,31 +147,28 @@ def read_map(written: str, total: int) -> bytes:
 
 
 def is_leased(bits: bytes, index: int) -> bool:
-    """Whether the bitmap shows a block as leased.
-
-    Returns False if the block's index is beyond the end of the bitmap.
-    """
+    """Returns False for a block beyond the end of the bitmap."""
     return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
 
 
 def pool_name(network_name: str, range_: str, *, shared: bool = True) -> str:
-    """The name of the AddressPool of a canonical range. Like whereabouts: "blue-10.64.0.0-16"."""
+    """The name of an AddressPool, such as "blue-10.64.0.0-16". `range_` is canonical."""
     address, _, prefix = range_.partition("/")
     body = f"{_part(address)}-{prefix}"
     name = f"{_label(network_name)}-{body}" if network_name else body
     name = name if shared else f"{name}-private"
-    # DNS-1123 subdomain: each part between dots begins with a letter or digit, as ours do.
+    # A DNS-1123 subdomain begins with a letter or digit.
     return name if name[0].isalnum() else f"p{name}"
 
 
 def space_name(network_name: str, range_: str, *, shared: bool = True) -> str:
-    """The space in which an address is unique: one network name, or one private range."""
+    """The space in which an address is unique. Each private range has a separate space."""
     label = _label(network_name) if network_name else "default"
     return label if shared else f"{label}-{_hash(range_)}"
 
 
 def block_name(space: str, first: int, prefix: int) -> str:
-    """The name of an AddressBlock, such as "blue.10.64.3.64-27"; "-" replaces the ":" of IPv6."""
+    """The name of an AddressBlock, such as "blue.10.64.3.64-27". IPv6 has "-" instead of ":"."""
     return f"{space}.{_part(text(first))}-{prefix}"
 
 

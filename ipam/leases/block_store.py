@@ -1,6 +1,6 @@
-"""The lessee's access to the store of this node. Each method is one transaction.
+"""The lessee's access to this node's store. Each method is one transaction.
 
-The caller has no transaction open. No method makes a call to the API server.
+The caller has no transaction open. No method calls the API server.
 """
 
 import uuid
@@ -41,7 +41,7 @@ class BlockStore:
         self._is_closed = False
 
     def close(self) -> None:
-        """Refuse changes from now on (CNIError 11): another process leases for this node."""
+        """Refuse changes with CNIError 11, because another process leases for this node."""
         self._is_closed = True
 
     def seq(self) -> int:
@@ -53,28 +53,24 @@ class BlockStore:
             return {block.name: block for block in tables.blocks()}
 
     def survey(self) -> Survey:
-        """All rows, with the number of their held addresses."""
         with self._files.transaction() as tables:
             blocks = tuple(Surveyed(block, _used(tables, block)) for block in tables.blocks())
             return Survey(tables.meta.seq, blocks)
 
     def holders(self, name: str) -> Mapping[int, Reservation]:
-        """The reservations of a block, by address."""
         with self._files.transaction() as tables:
             block = tables.block(name)
             return {} if block is None else _held(tables, block)
 
     def instance(self) -> Instance | None:
-        """The store's identity as a lessee; `None` before the first lease."""
+        """Returns `None` before the first lease."""
         with self._files.transaction() as tables:
             return tables.instance()
 
     def identify(self, machine: str) -> Instance:
-        """The store's identity as a lessee on that machine.
-
-        A store that was copied from another machine gets a new identity, because the other machine
-        holds the blocks. A row with reservations becomes `lost`. Other rows are deleted.
-        """
+        """The store's identity. A store that was copied from another machine gets a new identity,
+        because that machine holds the blocks. Then rows with reservations become `lost`, and other
+        rows are deleted."""
         with self._files.transaction() as tables:
             known = tables.instance()
             if known is not None and known.machine == machine:
@@ -91,7 +87,7 @@ class BlockStore:
             tables.put_block(block)
 
     def revise(self, revisions: Mapping[tuple[str, str], Revision]) -> None:
-        """Change rows by name and uid, if they still exist and are not being returned."""
+        """Change rows by name and uid. Skips rows that are gone or `returning`."""
         with self._files.transaction() as tables:
             changed = []
             for (name, uid), revision in revisions.items():
@@ -106,10 +102,8 @@ class BlockStore:
                         tables.put_block(block)
 
     def serve(self, space: str, domain: str) -> dict[str, LeasedBlock] | None:
-        """Let the blocks of a space serve one more domain.
-
-        Returns `None` if this changed a block, otherwise all rows by name.
-        """
+        """Let the blocks of a space serve `domain` too. Returns all rows, or `None` after a
+        change."""
         with self._files.transaction() as tables:
             blocks = {block.name: block for block in tables.blocks()}
             others = [
@@ -125,10 +119,8 @@ class BlockStore:
             return None if others else blocks
 
     def begin_return(self, name: str, uid: str) -> bool:
-        """Mark a row as `returning`, so that no pod gets an address of the block.
-
-        Returns False, without a change, if a pod holds an address of the block.
-        """
+        """Mark a row as `returning`, so that no pod gets an address of the block. Returns False if
+        a pod has an address."""
         with self._files.transaction() as tables:
             block = tables.block(name)
             if block is None or block.uid != uid or block.state == "lost":
@@ -149,10 +141,7 @@ class BlockStore:
                     tables.drop_block(name)
 
     def lose(self, name: str, uid: str) -> Mapping[int, Reservation]:
-        """Mark the row of a block that another node has as `lost`, or delete it if it is unused.
-
-        Returns the block's reservations.
-        """
+        """Delete an unused row, or mark the row as `lost`. Returns the block's reservations."""
         with self._gone(name, uid) as (tables, block):
             if block is None:
                 return {}
@@ -161,7 +150,7 @@ class BlockStore:
 
     @contextmanager
     def _changing(self, tables: Tables) -> Iterator[None]:
-        """Change the tables, unless another process took over."""
+        """Raises CNIError 11 after `close`."""
         if self._is_closed:
             raise CNIError(
                 Code.TRY_AGAIN, "another agent leases blocks for this node: nothing was changed"
@@ -194,10 +183,7 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """How many addresses of a block are reserved.
-
-    In a sticky block only addresses of this boot count, because its pod may be on another node now.
-    """
+    """In a sticky block, only addresses of this boot count. The pod may be on another node now."""
     if block.sticky:
         return sum(held.boot == block.boot for held in _held(tables, block).values())
     return sum(

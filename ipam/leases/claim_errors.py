@@ -1,4 +1,4 @@
-"""The errors of a failed claim: a taken address, or a pool without a free address."""
+"""The errors of failed claims."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -84,7 +84,7 @@ def _taken(
 
 
 def is_reserved(want: Want) -> AddressTaken:
-    """The error for an address that is reserved for a pod's name, perhaps another tenant's."""
+    """Does not name the pod, which may be another tenant's."""
     return _not_given(
         want,
         "is in a block that is reserved for a pod by its name",
@@ -93,15 +93,14 @@ def is_reserved(want: Want) -> AddressTaken:
 
 
 def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
-    """The error for an address that the pool excludes or does not offer, or that a pod of
-    whereabouts has."""
+    """The pool excludes or does not offer the address, or a pod of whereabouts has the address."""
     name = pool.metadata.name
     where = f"see spec.exclude, status.held and status.offered of AddressPool {name}"
     return _not_given(want, f"is kept out of AddressPool {name}", where)
 
 
 def is_answered(want: Want) -> AddressTaken:
-    """The error for an address that another machine uses, although no other node leases it."""
+    """Another machine uses the address, although no other node leases the address."""
     return AddressTaken(
         f"{want.range.where}: another machine on the link answers for address "
         f"{text(want.range.first)}: nothing was reserved; ask for another address",

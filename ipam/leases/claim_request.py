@@ -1,4 +1,4 @@
-"""Requests for addresses of leased blocks, and the queue of claims that ADDs wait for."""
+"""Requests for blocks, and the queue of claims that ADDs wait for."""
 
 import threading
 import time
@@ -13,18 +13,18 @@ from ipam.ranges import Range
 from ipam.store.reservations import Owner
 
 PATIENCE = 10.0
-"""Seconds that an ADD waits for a block: on a slow node, a claim takes some seconds."""
+"""Seconds that an ADD waits for a block. On a slow node, a claim takes some seconds."""
 
 POOL_PATIENCE = 15.0
-"""Seconds that an ADD first waits for a pool, because the definition may be as new as the pod. Both
-waits fit into a call: an agent ends a call after 100 s, a kubelet after 120 s or more."""
+"""Seconds that an ADD first waits for a pool, because the definition may be as new as the pod. An
+agent ends a call after 100 s."""
 
 PoolRange = tuple[str, Network]
-"""Domain and network of a range. They determine the name of its AddressPool."""
+"""Domain and network of a range, which determine the name of its AddressPool."""
 
 
 class PodInterface(NamedTuple):
-    """The interface of a pod, by names that are the same on every node."""
+    """The interface of a pod. The names are the same on every node."""
 
     namespace: str
     pod: str
@@ -32,11 +32,9 @@ class PodInterface(NamedTuple):
 
 
 class Want(NamedTuple):
-    """A range in which a node needs an address. If `fixed`, the range is exactly one address.
-
-    If `sticky`, only the address that is reserved for this pod interface is allowed. `pool` is the
-    range of the AddressPool. It differs from `range` only for a fixed address.
-    """
+    """A range in which a node needs an address. A `fixed` range is exactly one address. `pool` is
+    the range of the AddressPool, which differs from `range` only for a fixed address. With
+    `sticky`, only the address reserved for this pod interface is allowed."""
 
     range: Range
     pool: PoolRange
@@ -73,19 +71,17 @@ class NotReserved(CNIError):
 
 
 class Claims(Protocol):
-    """Leases blocks for this node."""
-
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
         """Wait until one of the wants may have an address, at most until `deadline`
         (`time.monotonic`).
 
-        Raises CNIError 11 if a later try may succeed (PoolPending: soon; LeasesNothing: not in this
-        process), and 110 if the pool has no address left. Raises AddressTaken if the fixed address
-        is taken, and NotReserved if no address is reserved for the pod's name.
+        Raises CNIError 11 if a later try may succeed, and 110 if the pool has no address left.
+        Raises AddressTaken if the fixed address is taken. Raises NotReserved if no address is
+        reserved for the pod's name.
         """
 
     def low(self, wants: Sequence[Want]) -> None:
-        """Report that few free addresses of these ranges are left in this node's blocks."""
+        """Report that this node's blocks have few free addresses of these ranges."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
         """Report that a pod got no address, or an address without a probe."""
@@ -95,7 +91,7 @@ class Claims(Protocol):
 
 
 def of_agent(claims: Claims | None) -> Claims:
-    """The claims of this process. Raises LeasesNothing if this process is not the agent."""
+    """Raises LeasesNothing if this process is not the agent."""
     if claims is None:
         raise LeasesNothing(
             "only podfabric's agent reserves addresses of the cluster: nothing was reserved; let "
@@ -106,22 +102,22 @@ def of_agent(claims: Claims | None) -> Claims:
 
 
 RECENT = 30.0  # seconds
-MOST_KNOWN = 256  # recorded failures, because tenants may name any number of ranges and pools
+MOST_KNOWN = 256  # recorded failures; tenants may name any number of pools
 _LOOK_AT_POOL = 0.4  # seconds between two reads of a pool that is not ready
 
 WantKey = tuple[str, object, object, bool, object]
 Lease = Callable[[Want, Callable[[], bool]], None]
-"""Leases a block for a want, unless the second argument returns True: too late. Raises CNIError."""
+"""Leases a block for a want. Stops if the second argument returns True. Raises CNIError."""
 
 
 def key_of(want: Want) -> WantKey:
-    """A key that is equal for all wants that the same block satisfies."""
+    """Wants with the same key can share a block."""
     return *want.pool, want.range.parts, want.fixed, want.sticky
 
 
 class Attempt:
-    """A claim. `until` has the time (`time.monotonic`) until which each ADD waits for the claim.
-    When the claim is `over`, `error` is its failure, if any."""
+    """A claim. `until` has the deadline (`time.monotonic`) of each ADD that waits. When the claim
+    is `over`, `error` is the failure, if any."""
 
     def __init__(self, want: Want) -> None:
         self.want = want
@@ -134,7 +130,7 @@ class Attempt:
 
 
 class Attempts:
-    """The pending claims, and the errors of the last failed claims. For any thread."""
+    """The pending claims and the last failures. For any thread."""
 
     def __init__(self, lease: Lease, look_at_pool: float = _LOOK_AT_POOL) -> None:
         self.changed = threading.Condition()
@@ -198,7 +194,7 @@ class Attempts:
             attempt.over.set()
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """The error text of the last failed claim for one of the wants, if the claim is recent."""
+        """The error of a recent failed claim for one of the wants, or `None`."""
         told = (self._refusals.get(want.pool_name) for want in wants)
         since = time.monotonic() - RECENT
         texts = (each[1].message for each in told if each and each[0] > since)

@@ -1,9 +1,9 @@
-"""Claims a block: POSTs its AddressBlock, whose name is the lock on its addresses.
+"""Claims a block by a POST of its AddressBlock. The object's name is the lock on its addresses.
 
-If another node has the block, the API server answers 409, and this node tries the next candidate.
-After a lost answer, this node reads the block: the nonce shows whether the block is ours. After the
-POST, this node reads the pool again, because the pool may have changed. A controller that changes a
-pool first writes the change, and then looks for blocks.
+If another node has the block, the API server answers 409, and this node tries the next block. After
+a lost answer, this node reads the block. The nonce shows whether the block is ours. After the POST,
+this node reads the pool again, because the pool may have changed. The controller first writes a
+change of the pool, and then looks for blocks.
 """
 
 import math
@@ -40,7 +40,7 @@ from kube.resources import AlreadyExists, Conflict, Meta, NotFound, Unavailable
 _LOSSES = 8  # claims lost to other nodes, before the pool is read again
 _FEW_BLOCKS = 256  # most blocks of a small pool, which are cheap to list
 _LOSSES_OF_FEW = 2  # claims lost in a small pool, before its blocks are listed
-_MOST_LISTED = 4096  # most leased blocks of a pool that is listed if its map shows no free block
+_MOST_LISTED = 4096  # most leased blocks of a pool that is listed when its map is full
 _MOST_DRAWN = 32  # tried blocks of a pool without a map, before the pool is read again
 _ATTEMPTS = 3  # attempts of one POST whose answers are lost
 
@@ -60,9 +60,9 @@ class Claimant:
         self.conflicts = 0
 
     def claim(self, want: Want, is_late: Callable[[], bool]) -> AddressBlock | None:
-        """Lease a block with an address for the want. Returns `None` if a block of this node has
-        such an address now. Raises Unusable, Late, ApiError. Raises CNIError 110 or AddressTaken if
-        this node can lease no block with such an address."""
+        """Lease a block for the want. Returns `None` if a block of this node now has an address for
+        the want. Raises Unusable, Late, ApiError. Raises CNIError 110 or AddressTaken if no block
+        fits."""
         pool = self._pools.recent(want.pool_name)
         tried: set[str] = set()
         listed = False
@@ -118,7 +118,7 @@ class Claimant:
         holes: Sequence[Interval],
         others: Sequence[AddressBlock],
     ) -> Exception:
-        """The reason why no fitting block can be leased. Raises ApiError."""
+        """The reason why no block can be leased. Raises ApiError."""
         if pool.status.offered is not None and not (want.fixed or is_exhausted(pool)):
             return NotReadyYet(
                 f"nodes lease all blocks that AddressPool {pool.metadata.name} offers now, until "
@@ -130,10 +130,8 @@ class Claimant:
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
     ) -> AddressBlock | None:
-        """Take over the block for the pod's name. Returns `None` if this node already has it.
-
-        See `claim`.
-        """
+        """Take over the block for the pod's name. Returns `None` if this node already has the
+        block."""
         if found.metadata.name not in mine:
             self._require_few(pool, mine.values())
         used = self._sticky.use(found, pool, want)
@@ -141,8 +139,8 @@ class Claimant:
         return used
 
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
-        """Whether this node now leases a block with the fixed address, by the claim for another
-        want. Raises AddressTaken if that block excludes the address or is for a pod's name."""
+        """Whether a block of this node has the fixed address now. Raises AddressTaken if this block
+        excludes the address or is for a pod's name."""
         address, now = want.range.first, self._clock()
         for block in mine:
             if (
@@ -162,7 +160,7 @@ class Claimant:
     def _attempt(
         self, pool: AddressPool, blocks: Geometry, index: int, want: Want, sticky: StickySpec | None
     ) -> AddressBlock | None:
-        """POST one block. Returns `None` if another node has it, or it has no fitting address."""
+        """POST one block. Returns `None` if another node has the block, or no address fits."""
         new = AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
@@ -215,7 +213,8 @@ class Claimant:
         mine: Collection[str],
     ) -> AddressBlock | None:
         """Take over a drained block with a fitting address. A lost machine may still use the
-        address, so nodes do this only if no other block is free. `mine` are this node's blocks."""
+        address. So nodes do this only if no other block is free. `mine` names this node's
+        blocks."""
         for found in others:
             if not is_let_go(found) or found.metadata.name in mine or found.spec.sticky.reservation:
                 continue
@@ -232,7 +231,7 @@ class Claimant:
         return None
 
     def _give_up(self, stored: AddressBlock) -> None:
-        """Delete an unused block. The next confirmation finds the block if this fails."""
+        """Delete an unused block. If this fails, the next confirmation finds the block."""
         with suppress(NotFound, Conflict):
             self._api.delete(stored)
 
@@ -257,10 +256,8 @@ class Claimant:
 def post(
     api: ClusterApi, clock: Callable[[], float], new: AddressBlock
 ) -> tuple[AddressBlock | None, float]:
-    """POST the block.
-
-    Returns the stored block (`None` if another node has it) and a time before the answer.
-    """
+    """POST the block. Returns the stored block and a time before the answer. The block is `None` if
+    another node has the name."""
     for attempt in range(_ATTEMPTS):
         at = clock()
         try:
@@ -282,11 +279,11 @@ def post(
 
 
 class Candidates:
-    """The order in which the node tries blocks of a pool; `instance` identifies its store.
+    """The order in which a node tries the blocks of a pool.
 
-    The order differs from node to node, so that nodes that claim at once try different blocks. A
-    node first tries the index of its last leased block. So nodes that got different indexes in one
-    pool do not compete for the same block of the next pool.
+    `instance` seeds the order, so that nodes that claim at once try different blocks. A node first
+    tries the index of its last leased block. So nodes with different indexes in one pool do not
+    compete in the next pool.
     """
 
     def __init__(self, instance: str) -> None:
@@ -305,8 +302,8 @@ class Candidates:
         *,
         use_map: bool,
     ) -> Iterator[int]:
-        """Indexes of blocks with a fitting address, in the node's order. With `use_map`, only
-        blocks that the pool's map shows as free."""
+        """Indexes of blocks with a fitting address. `use_map` skips blocks that the map shows as
+        leased."""
         stretches = [
             range(blocks.index(part.first), blocks.index(part.last) + 1)
             for wanted in want.range.parts
@@ -325,12 +322,11 @@ class Candidates:
         yield from self._shuffled(sorted(indexes))
 
     def _same(self, stretches: Iterable[range]) -> Iterator[int]:
-        """The index of the last leased block, if it is in these stretches."""
         if self._leased is not None and any(self._leased in each for each in stretches):
             yield self._leased
 
     def _shuffled(self, indexes: list[int]) -> Iterator[int]:
-        """Yields all indexes in a random order. Lazy, because a claim tries only a few indexes."""
+        """Shuffles lazily, because a claim tries only a few indexes."""
         while indexes:
             at = self._random.randrange(len(indexes))
             indexes[at], indexes[-1] = indexes[-1], indexes[at]
@@ -349,5 +345,5 @@ class Candidates:
 
 
 def _length(stretch: range) -> int:
-    """How many blocks a stretch has. A stretch of IPv6 may be too long for len()."""
+    """A stretch of IPv6 may be too long for len()."""
     return max(0, stretch.stop - stretch.start)

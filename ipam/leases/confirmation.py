@@ -1,9 +1,9 @@
-"""Confirms this node's leases by one consistent LIST of the blocks of its instance.
+"""Confirms this node's leases by one consistent LIST of its blocks.
 
-A block is confirmed if the Node object exists, and if the block's object has our instance, our uid
-and this boot and is not `Reclaiming`. If the store and the API server differ, the store decides
-which addresses pods have, and the API server decides which node holds a block. The time of a
-confirmation is taken before its first request.
+Leases are confirmed only while the Node object exists. The object of a confirmed block has our
+instance, the row's uid and this boot, and is not `Reclaiming`. If the store and the API server
+differ, the store decides which addresses pods have. The API server decides which node holds a
+block. The time of a confirmation is taken before its first request.
 """
 
 import logging
@@ -46,10 +46,7 @@ class Confirmation:
         self._events = events
 
     def run(self, at: float) -> Confirmed:
-        """Confirm all blocks at the time `at`, which is before the Node object was read.
-
-        Raises ApiError.
-        """
+        """Confirm all blocks. `at` is a time before the Node object was read. Raises ApiError."""
         rows = self._store.blocks()  # before the LIST, so the block of each row was POSTed
         # Blocks of an unreadable pool keep their limit.
         self._pools.read_all({row.pool for row in rows.values()})
@@ -130,11 +127,9 @@ class Confirmation:
     def _asserted(
         self, found: AddressBlock, at: float, row: LeasedBlock | None = None, nonce: str = ""
     ) -> tuple[AddressBlock, float] | None:
-        """Write this node and boot into the object.
-
-        Returns the object and the time, or `None` if the API server refuses the write. `row` is the
-        store's row. A new `nonce` changes the object even if nothing else differs.
-        """
+        """Write this node and boot into the object. Returns the object and the time of its
+        confirmation, or `None` if the API server refuses. A new `nonce` always changes the
+        object."""
         spec = replace(
             found.spec,
             state="Active",
@@ -155,8 +150,8 @@ class Confirmation:
             return None
 
     def _max_offline(self, found: AddressBlock, row: LeasedBlock | None) -> int:
-        """The `maxOfflineSeconds` of the object. A longer limit is in the object before this node
-        uses it. A shorter limit is in the object only after this node uses it."""
+        """`maxOfflineSeconds` of the object. A longer limit is written before its use. A shorter
+        limit is used before it is written."""
         limits = [row.max_offline if row is not None else 0.0]
         pool = self._pools.known(found.spec.pool)
         if pool is not None:
@@ -201,7 +196,7 @@ class Confirmation:
         return ours
 
     def _is_missing(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
-        """Decide about a row without a listed object. Returns True if its block had to be claimed
+        """Decide about a row without an object. Returns True if the block had to be claimed
         again."""
         try:
             found = self._api.get(AddressBlock, row.name)
@@ -225,8 +220,8 @@ class Confirmation:
         return self._claim_again(row, objects, at)
 
     def _claim_again(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
-        """Claim a block again. Its object is gone although pods hold its addresses: somebody
-        deleted the object, or etcd was restored. The first node that claims the block gets it."""
+        """Claim a block again. Pods hold its addresses, but somebody deleted the object, or etcd
+        was restored. The first node that claims the block gets the block."""
         block = AddressBlock(
             metadata=Meta(name=row.name),
             spec=BlockSpec(
@@ -275,8 +270,8 @@ class Confirmation:
             self._events.of_pod("AddressConflict", message, pod)
 
     def adopt(self) -> None:
-        """Take over the blocks of an earlier store, which this machine lost before this boot. The
-        next `run` adds their rows. Raises ApiError."""
+        """Take over the blocks of a store that this machine lost before this boot. The next `run`
+        adds their rows. Raises ApiError."""
         mine = self._holder
         if not (mine.machine_id and mine.system_uuid):
             return
@@ -286,5 +281,5 @@ class Confirmation:
 
 
 def prefix_of(row: LeasedBlock) -> int:
-    """The prefix length of a block in text: of 32 bits for IPv4, of 128 bits for IPv6."""
+    """The prefix length of a block, at most 32 for IPv4."""
     return Network(row.first, 129 - row.size.bit_length()).family_prefix

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoggedFailures:
-    """Failed work and its reasons. `name` begins each log line."""
+    """`name` begins each log line."""
 
     def __init__(self, name: str = "leases") -> None:
         self.api_errors = 0
@@ -27,7 +27,7 @@ class LoggedFailures:
         self._closed = True
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Do some work. Returns whether it succeeded."""
+        """Returns whether the work succeeded."""
         topic = f"{self._name}: {what}"
         try:
             work()

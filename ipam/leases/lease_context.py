@@ -1,4 +1,4 @@
-"""The identity under which this node leases: its Node object, boot and store."""
+"""The identity under which this node leases blocks."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,9 +21,8 @@ class Leasing(NamedTuple):
 
 
 def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Holder:
-    """The holder of leases for the node `name` in `boot`. Raises ApiError, and Unusable without a
-    complete Node object. A store without an identity, or a copy of another machine's store, gets a
-    new identity."""
+    """The holder for the node `name`. A new store, or a copy of another machine's store, gets a new
+    identity. Raises ApiError, and Unusable if the Node object is missing or incomplete."""
     try:
         node = api.get(Node, name)
     except NotFound:
@@ -46,7 +45,7 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
 
 def same_machine_before(mine: Holder, other: Holder) -> bool:
     """Whether `other` is this machine in an earlier boot, with a store that was lost. The pods of
-    `other` ended with that boot. Both ids must be equal, because clones share the machine id."""
+    `other` ended with that boot. Both ids must match, because clones share the machine id."""
     ids = (mine.machine_id, mine.system_uuid)
     is_dead = other.instance != mine.instance and other.boot != mine.boot
     return all(ids) and ids == (other.machine_id, other.system_uuid) and is_dead

@@ -1,4 +1,4 @@
-"""The parts of a request's ranges that this node leases, within one transaction."""
+"""The addresses that a request may get from this node's leased blocks."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -14,7 +14,7 @@ from ipam.store.tables import Tables
 
 
 def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
-    """Whether a block may hand out an address for the want at `now` (CLOCK_BOOTTIME)."""
+    """Whether a block may have an address for the want. `now` is CLOCK_BOOTTIME."""
     return any(
         used < block.size
         and want.range.domain in block.domains
@@ -28,11 +28,10 @@ def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
 class LeasedView:
     """A request's sets, restricted to this node's blocks within a transaction.
 
-    After `narrowed`, `wants` has the sets without a free address in these blocks. `low` has the
-    sets whose blocks have less than a quarter of their addresses free after this request.
-    `is_passed_over` says that the free addresses of the blocks cannot be used on this link. From
-    pools outside `unreserved`, the pod interface `sticky` gets only addresses that are reserved for
-    its name.
+    After `narrowed`, `wants` has the ranges of sets without a free address. `low` has the ranges
+    with less than a quarter of their addresses free after this request. `is_passed_over` means that
+    the free addresses cannot be used on this link. The pod interface `sticky` gets only addresses
+    that are reserved for its name, except from pools in `unreserved`.
     """
 
     def __init__(
@@ -60,10 +59,7 @@ class LeasedView:
 
     @property
     def why_unconfirmed(self) -> str:
-        """The reason why no new pod gets an address of this node's blocks.
-
-        Returns "" if a new pod may get one, or if the node has no blocks.
-        """
+        """The reason why a needed block of this node is not confirmed, or ""."""
         block, now = self._unconfirmed, self._looked_at
         if block is None:
             return ""
@@ -81,11 +77,9 @@ class LeasedView:
         )
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
-        """The sets within confirmed blocks, the fullest first.
-
-        Returns [] if a set has no address in a confirmed block. The clock is read within
-        the transaction, so that no wait for the store lies between this check and the reservation.
-        """
+        """The sets within confirmed blocks, the fullest first. Returns [] if a set has no address.
+        The clock is read within the transaction, because a lease may end during a wait for the
+        lock."""
         now = self._clock()
         self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now
@@ -93,10 +87,8 @@ class LeasedView:
         return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
-        """Put each set that is not fixed to one address into `wants`.
-
-        Returns whether there is such a set.
-        """
+        """Put each set without a fixed address into `wants`. Returns whether there is such a
+        set."""
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets
@@ -147,7 +139,7 @@ class LeasedView:
         return RangeSet(tuple(ranges), range_set.fixed)
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
-        """The pool's range for a range, if any. A fixed address may have another prefix length."""
+        """The pool's range for `range_`, if any. A fixed address may have another prefix length."""
         key = (range_.domain, range_.network)
         if key in self._leased:
             return key
@@ -160,8 +152,8 @@ class LeasedView:
         return any(each.boot == self._boot for each in held)
 
     def _held_before(self, tables: Tables, range_: Range, blocks: Sequence[LeasedBlock]) -> Range:
-        """The range, restricted to addresses that the pod has in this boot and that are in no lost
-        block. Another node may have leased the addresses of an earlier boot."""
+        """The addresses that the pod has in this boot, except those in lost blocks. Another node
+        may have leased the addresses of an earlier boot."""
         ours = [block.interval for block in blocks if block.state != "lost"]
         addresses = (
             parse(each.address)

@@ -1,7 +1,7 @@
 """The store of a node that leases its addresses from the cluster.
 
-An ADD makes no call to the API server if this node's blocks have a free address. Otherwise the ADD
-waits until the lessee (`Claims`) leases a block. No other verb calls the API server.
+An ADD calls the API server only if this node's blocks have no free address. Then the ADD waits
+until the lessee (`Claims`) leases a block. No other verb calls the API server.
 """
 
 import time
@@ -31,15 +31,15 @@ from ipam.store.store_files import StoreFiles
 _AGAIN, _LONGEST_AGAIN = 0.2, 1.0  # seconds between two attempts of an ADD to get a block
 _POOL_AGAIN = 0.5  # seconds between two reads of a pool
 _MOST_WAITS = 32  # successful waits for blocks before a late ADD fails
-_MOST_USELESS = 3  # blocks that are leased for an ADD although the last one did not help
+_MOST_USELESS = 3  # useless blocks that an ADD leases before it fails
 
 
 class ClusterStore(SqliteStore):
     """A `SqliteStore` that reserves addresses of pools only in this node's leased blocks.
 
-    `leased` are the ranges of pools. Fixed addresses outside of these ranges need no lease.
-    `clock` is CLOCK_BOOTTIME. `patience` and `pool_patience` are the seconds that an ADD waits for
-    a block and for a pool. With `sticky`, pods get the addresses that are reserved for their names.
+    `leased` has the ranges of pools. Other ranges need no lease. `clock` is CLOCK_BOOTTIME. An ADD
+    waits `patience` seconds for a block, and `pool_patience` seconds for a pool. With `sticky`,
+    pods get the addresses that are reserved for their names.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ClusterStore(SqliteStore):
         )
 
     def _attempt(self, view: LeasedView, segment: str, alone: Sequence[Range]) -> Grant | None:
-        """A grant, or `None` if the node lacks a block."""
+        """Returns `None` if the node lacks a block."""
         assert view.owner is not None
         try:
             grant = self.reserve_seen(view.owner, view.narrowed, segment=segment, alone=alone)
@@ -155,7 +155,7 @@ class ClusterStore(SqliteStore):
 
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:
-    """The error, with the reason why the node's blocks could not be used."""
+    """Add the reason why a block is not confirmed."""
     why = view.why_unconfirmed if view is not None else ""
     if error.code != Code.TRY_AGAIN or not why:
         return error

@@ -1,4 +1,4 @@
-"""The lessee of a node leases blocks, confirms leases and returns blocks, in one thread.
+"""The lessee of a node leases, confirms and returns blocks in one thread.
 
 ADDs request a block from the lessee and wait (`Claims`). The lessee repeats failed work later. It
 makes no call to the API server while it holds the store's lock.
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Counted(NamedTuple):
-    """The lessee's numbers for metrics. `confirmed` is `None` before the first confirmation."""
+    """Numbers for metrics. `confirmed` is `None` before the first confirmation."""
 
     blocks: int = 0
     used: int = 0
@@ -67,9 +67,8 @@ class Counted(NamedTuple):
 
 
 class Lessee(StepThread):
-    """Leases blocks for the store in `files`, as the node `node`. Implements `Claims`. `clock` is
-    CLOCK_BOOTTIME. Without `start`, `claim` runs in the caller's thread, and the caller calls
-    `step` for due work."""
+    """Implements `Claims` for one node. `clock` is CLOCK_BOOTTIME. Without `start`, `claim` runs in
+    the caller's thread, and the caller calls `step` for due work."""
 
     def __init__(
         self,
@@ -281,7 +280,7 @@ class Lessee(StepThread):
         self._upkeep.tell()
 
     def _after_adds(self, what: str, work: Callable[[], object]) -> bool:
-        """Serve pending ADDs, and then do one piece of work with `LoggedFailures.guarded`."""
+        """Serve pending ADDs, and then do the work with `guarded`."""
         self._attempts.serve()
         return self._failures.guarded(what, work)
 

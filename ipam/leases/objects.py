@@ -1,7 +1,7 @@
 """The objects of ipam.podfabric.io/v1alpha1 on the API server.
 
-docs/reference/objects.md describes every field. A field that a later version adds must not be lost:
-`fieldValidation=Strict` and the structural schema refuse unknown fields in a write.
+docs/reference/objects.md describes every field. The API server refuses unknown fields in a write
+(`fieldValidation=Strict`), so that no field of a later version is lost.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ BlockState = Literal["Active", "Draining", "Reclaiming"]
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A condition of Kubernetes; `status` is "True", "False" or "Unknown"."""
+    """A condition of Kubernetes. `status` is "True", "False" or "Unknown"."""
 
     type: str
     status: str
@@ -34,7 +34,7 @@ class IpamResource(Resource, frozen=True, kw_only=True):
 
 
 class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The waits before a lost node's blocks are freed, as durations of Go: "10m", "1h30m"."""
+    """The waits before a lost node's blocks are freed, as durations of Go such as "1h30m"."""
 
     node_gone_after: str = "10m"
     max_offline: str = "30m"
@@ -54,7 +54,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The number of blocks of the pool, of leased blocks, and of blocks that lost nodes lease."""
+    """Lost nodes lease the `quarantined` blocks."""
 
     total: int = 0
     leased: int = 0
@@ -62,7 +62,7 @@ class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AddressCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many addresses pods may get (at most 2**63 - 1), and how many addresses pods have."""
+    """Pods may get `capacity` addresses, at most 2**63 - 1."""
 
     capacity: int = 0
     used: int = 0
@@ -72,11 +72,10 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     """The status, which only the controller writes.
 
     `space` is the first part of the names of the pool's blocks. An address is unique in its space.
-    `block_size` is decided once, and changes only while no block exists; 0 is undecided. `free_map`
-    is a hint: a bitmap in base64, lowest block first, in which a set bit is a leased block. It is
-    "" if the pool has more than 65,536 blocks. Pods of whereabouts have the addresses in `held`
-    ("10.0.0.8-10.0.0.15"). Nodes lease blocks only within `offered`; `None` means everywhere
-    (`ipam.controller.whereabouts_coexistence`).
+    A `block_size` of 0 is undecided. A decided size changes only while no block exists. `free_map`
+    is a hint, made by `block_layout.free_map`. `free_map` is "" if the pool has more than 65,536
+    blocks. Pods of whereabouts have the addresses in `held`, such as "10.0.0.8-10.0.0.15". Nodes
+    lease blocks only within `offered`, or everywhere if `offered` is `None`.
     """
 
     space: str = ""
@@ -100,11 +99,8 @@ class AddressPool(IpamResource, frozen=True, kw_only=True):
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The lessee of a block.
-
-    Two holders are the same if `instance`, the identity of the node's store, is equal. The other
-    fields are for people, and help to prove that the machine is off.
-    """
+    """The lessee of a block. Two holders are the same if their `instance`, the identity of the
+    node's store, is equal. The other fields help to prove that the machine is off."""
 
     instance: str
     node: str
@@ -115,8 +111,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The pod interface that gets the block's `address`, on any node. All fields are "" if any pod
-    may get addresses of the block. `reservation` is the AddressReservation, "namespace/name"."""
+    """The pod interface that gets `address`, on any node. All fields are "" in a block for any pod.
+    `reservation` is the "namespace/name" of the AddressReservation."""
 
     reservation: str = ""
     pod: str = ""
@@ -125,14 +121,14 @@ class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An aligned run of 2**k addresses, as the network `range` ("10.64.3.64/27"). `pool`, `range`
-    and `sticky` are immutable.
+    """A block is the network `range`, such as "10.64.3.64/27". `pool`, `range` and `sticky` are
+    immutable.
 
-    `epoch` grows by 1 with each new holder of the object. `nonce` identifies a claim whose answer
-    was lost. The holder reserves addresses for at most `max_offline_seconds` after its last
-    confirmation. With `probe`, a lost machine may still use the addresses, so each address is
-    probed before its first use. A holder does not delete a sticky block, or a block with unprobed
-    addresses: it sets the state Draining, and the next holder takes the block over.
+    `epoch` grows by 1 with each new holder. `nonce` identifies a claim after a lost answer. After a
+    confirmation, the holder reserves addresses for at most `max_offline_seconds`. With `probe`, a
+    lost machine may still use the addresses. So each address is probed before its first use. A
+    holder deletes no sticky block, and no block with unprobed addresses. The holder sets the state
+    Draining instead, and the next holder takes the block over.
     """
 
     pool: str
@@ -149,9 +145,9 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The addresses that pods have. The holder writes the status from time to time.
 
-    `holders` maps the offset of an address in the block to its pod: "66": "team-a/trainer-0 net1".
-    `seq` is the sequence number of the holder's store. `confirmed` is for people: no decision
-    reads it, because clocks of machines differ.
+    `holders` maps the offset of an address to a pod interface ("66": "team-a/trainer-0 net1").
+    `seq` is the sequence number of the holder's store. No decision reads `confirmed`, because
+    clocks of machines differ.
     """
 
     used: int = 0
@@ -162,7 +158,7 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class AddressBlock(IpamResource, frozen=True, kw_only=True):
-    """A lease of a block. The object exists as long as the lease. `block_name` makes its name."""
+    """A lease of a block. The object exists as long as the lease."""
 
     KIND = "AddressBlock"
     PLURAL = "addressblocks"
@@ -181,7 +177,7 @@ class AddressBlock(IpamResource, frozen=True, kw_only=True):
 
 
 class OwnerReference(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod by name, or the pods of a StatefulSet: `kind` is "Pod" or "StatefulSet"."""
+    """A pod, or the pods of a StatefulSet. `kind` is "Pod" or "StatefulSet"."""
 
     kind: str
     name: str
@@ -196,14 +192,14 @@ class ReservationSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ReservationStatus(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
 ):
-    """The reserved addresses, and the nodes that have them now (`bound_to`)."""
+    """`bound_to` names the nodes that have the addresses now."""
 
     addresses: tuple[str, ...] = ()
     bound_to: str = ""
 
 
 class AddressReservation(IpamResource, frozen=True, kw_only=True):
-    """A sticky address, in the namespace of its pod."""
+    """A sticky address, in the namespace of the pod."""
 
     KIND = "AddressReservation"
     PLURAL = "addressreservations"

@@ -16,7 +16,7 @@ from kube.client import ClusterApi
 from kube.resources import NotFound
 
 SHORTEST_OFFLINE = 1.0  # seconds: a lease is confirmed at most once a second
-AT_ONCE = 64  # pools in the answer to one LIST; in a larger cluster each pool is read alone
+AT_ONCE = 64  # most pools in one LIST; in a larger cluster, each pool is read alone
 ENOUGH = 0.75  # share of a pool's blocks: if more are leased, nodes keep no idle block
 
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -33,7 +33,7 @@ class NotReadyYet(Unusable):
 
 
 def require_usable(pool: AddressPool) -> Geometry:
-    """The pool's division into blocks. Raises Unusable if nodes may lease no block."""
+    """Raises Unusable if nodes may lease no block of the pool."""
     name, blocks = pool.metadata.name, block_layout.of_pool(pool)
     if pool.spec.state != "Active":
         raise Unusable(
@@ -52,7 +52,7 @@ def require_usable(pool: AddressPool) -> Geometry:
 
 
 def max_offline(pool: AddressPool) -> float:
-    """The seconds after a confirmation in which a node reserves addresses. Raises Unusable."""
+    """The seconds for which a node reserves addresses after a confirmation. Raises Unusable."""
     where = f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline"
     try:
         limit = seconds(pool.spec.reclaim.max_offline)
@@ -89,7 +89,7 @@ def not_offered(pool: AddressPool) -> tuple[Interval, ...]:
 
 
 def is_scarce(pool: AddressPool) -> bool:
-    """Whether nodes must return every block that they do not need, and lease no block ahead."""
+    """Whether nodes must return all unneeded blocks, and lease no block ahead."""
     blocks = pool.status.blocks
     return blocks.leased > ENOUGH * blocks.total or is_exhausted(pool)
 
@@ -101,7 +101,7 @@ def is_exhausted(pool: AddressPool) -> bool:
 
 
 class _ListedMap(NamedTuple):
-    """The leased blocks of a pool from a LIST. Valid while `free_map` of the pool is `before`."""
+    """The leased blocks of a pool from a LIST. Valid while the pool's `free_map` is `before`."""
 
     before: str
     free_map: str
@@ -132,7 +132,7 @@ class Pools:
         return self._with_newest_map(found)
 
     def read_all(self, names: Collection[str]) -> None:
-        """Read these pools, as far as they exist. Raises ApiError."""
+        """Read the pools that exist. Raises ApiError."""
         found = self._listed()
         if self._lists:
             self._known = {name: found[name] for name in names if name in found}
@@ -142,7 +142,7 @@ class Pools:
                 self.read(name)
 
     def _listed(self) -> Mapping[str, AddressPool]:
-        """All pools by name; empty if one LIST cannot have all of them. Raises ApiError."""
+        """All pools by name. Empty if one LIST cannot have all pools. Raises ApiError."""
         if self._lists:
             listing = self._api.list(AddressPool, most=AT_ONCE)
             self._lists = listing.is_whole
@@ -169,14 +169,13 @@ class Pools:
         )
 
     def known(self, name: str) -> AddressPool | None:
-        """The pool as it was last read; `None` if it did not exist or was never read."""
+        """Returns `None` if the pool did not exist or was never read."""
         pool = self._known.get(name)
         return None if pool is None else self._with_newest_map(pool)
 
     def recent(self, name: str) -> AddressPool:
-        """The cached pool. Reads the pool now if it is not cached or was not usable. Raises
-        ApiError and NotReadyYet. One LIST also reads the other pools, because a pod may have
-        interfaces of several pools."""
+        """The cached pool. Reads a pool that is not cached or was not usable. Prefers one LIST of
+        all pools, because a pod may need several. Raises ApiError and NotReadyYet."""
         if name not in self._known and name != self._missing:
             self._known |= self._listed()
         known = self.known(name)
@@ -188,7 +187,7 @@ class Pools:
 
 
 def seconds(written: str) -> float:
-    """The seconds of a duration as Go writes it: "10m", "1h30m". Raises ValueError."""
+    """The seconds of a duration of Go, such as "1h30m". Raises ValueError."""
     if written == "0":
         return 0.0
     if not _WHOLE.fullmatch(written):

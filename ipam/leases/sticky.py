@@ -1,10 +1,10 @@
-"""Sticky addresses: an address that stays with a pod's name, on every node.
+"""Sticky addresses stay with a pod's name, on every node.
 
 An AddressReservation is for a pod, or for the pods of a StatefulSet. Each interface of such a pod
-has a block, and gets one address of the block. The block outlives the pod. Once the pod has
-released the address, the block's holder sets the state Draining, and the pod's next node takes the
-block over with the next epoch. No node takes a block that its holder has not released: when the
-holder is proved dead, the controller sets the state Draining.
+has a block, and gets one address of the block. The block outlives the pod. When the pod has
+released the address, the block's holder sets the state Draining. Then the pod's next node takes the
+block over with the next epoch. No other node takes over a block that is not Draining. If the holder
+is proved dead, the controller sets the state Draining.
 """
 
 import math
@@ -44,7 +44,6 @@ def name_of(reservation: AddressReservation) -> str:
 
 
 def is_of(reservation: AddressReservation, pool: str, pod: PodInterface) -> bool:
-    """Whether the reservation is for the pod's addresses of the pool."""
     spec, owner = reservation.spec, reservation.spec.owner
     if (spec.pool, reservation.metadata.namespace) != (pool, pod.namespace):
         return False
@@ -62,14 +61,14 @@ def pod_of(sticky: StickySpec) -> PodInterface:
 
 
 def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
-    """Whether the block is for this pod. If no pod is given, whether the block is for any pod."""
+    """Whether the block is for this pod. `None` means a block for any pod."""
     if pod is None or not block.sticky:
         return pod is None and not block.sticky
     return pod_of(of_row(block)) == pod
 
 
 def row_text(sticky: StickySpec) -> str:
-    """The text in the store. Only the reservation's name has a slash."""
+    """Only the reservation's name has a slash."""
     if not sticky.reservation:
         return ""
     return "/".join((sticky.reservation, sticky.pod, sticky.ifname, sticky.address))
@@ -83,7 +82,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 
 def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
-    """The addresses of a block that pods may get: one address if the block is sticky."""
+    """The addresses of a block that pods may get. A sticky block has one."""
     if not spec.sticky.reservation:
         return covered
     address = parse(spec.sticky.address)
@@ -96,20 +95,18 @@ def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interv
 
 
 def preference(found: AddressBlock) -> tuple[bool, str, str]:
-    """The sort key for the blocks of one pod: blocks with a holder first, then the oldest."""
+    """Sorts the blocks of one pod. Blocks with a holder come first, then older blocks."""
     return is_let_go(found), found.metadata.creation_timestamp, found.metadata.name
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether the last holder has released the block, so that another node may take it over. A
-    sticky block is only for the pod's next node."""
+    """Whether the holder has released the block, so that another node may take it over."""
     return found.spec.state == "Draining"
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Release an unused block for the next holder. With `probe`, that holder must probe the
-    addresses. Resets the status first, because the next holder compares it with its store. Raises
-    ApiError."""
+    """Release an unused block. With `probe`, the next holder must probe the addresses. Resets the
+    status first, because the next holder compares `status.seq` with its store. Raises ApiError."""
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
         api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))
@@ -149,12 +146,11 @@ class StickyClaims:
         self._api, self._store, _, self._holder, self._clock = leasing
 
     def reserved(self, pool: AddressPool, want: Want) -> Reserved | None:
-        """The reservation for the want's pod; `None` if the want is not sticky. Raises NotReserved,
-        ApiError.
+        """The reservation for the want's pod, or `None` if the want is not sticky.
 
-        If the pod has a block, returns the block's reservation, so that a new reservation does not
-        change the address. Otherwise a reservation for the pod precedes one for its StatefulSet,
-        and a reservation for the interface precedes one for all interfaces.
+        An existing block decides, so that a new reservation does not change the address. Otherwise
+        a reservation for the pod precedes one for its StatefulSet. A reservation for one interface
+        precedes one for all interfaces. Raises NotReserved, ApiError.
         """
         pod, name = want.sticky, pool.metadata.name
         if pod is None:
@@ -176,20 +172,15 @@ class StickyClaims:
         return Reserved(spec, None)
 
     def is_alone(self, stored: AddressBlock, pool: AddressPool) -> bool:
-        """Whether no other block is for the same pod interface. Two nodes may claim at once.
-
-        Raises ApiError.
-        """
+        """Whether the pod interface has no other block. Raises ApiError."""
         sticky = stored.spec.sticky
         found = self._of_pod(sticky.reservation, pool, pod_of(sticky))
         return {block.metadata.name for block in found} <= {stored.metadata.name}
 
     def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
         """The pod's blocks in a pool. There is one block, except while two nodes claim at once.
-
-        Skips blocks of another pool, which a deleted reservation of the same name may have. Also
-        skips blocks of another size, which could overlap another node's block.
-        """
+        Skips blocks of another pool, which a deleted reservation of the same name may have. Skips
+        blocks of another size, because they could overlap another node's block."""
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
@@ -200,11 +191,9 @@ class StickyClaims:
         ]
 
     def use(self, found: AddressBlock, pool: AddressPool, want: Want) -> AddressBlock | None:
-        """Take over the block for the pod's name. Returns `None` if its row is usable already.
-
-        Raises CNIError 11 if another node still has the block, CNIError 110 if its address is
-        excluded, Unusable, ApiError.
-        """
+        """Take over the pod's block. Returns `None` if this node can use the block already. Raises
+        Unusable, ApiError. Raises CNIError 11 if another node still has the block. Raises CNIError
+        110 if the address is excluded."""
         row = self._store.blocks().get(found.metadata.name)
         if row is not None and row.uid == found.metadata.uid:
             if row.is_confirmed(self._holder.boot, self._clock()):
@@ -261,10 +250,7 @@ class StickyClaims:
     def _taken_over(
         self, found: AddressBlock, pool: AddressPool, want: Want
     ) -> tuple[AddressBlock, LeasedBlock]:
-        """Take over the block for this node.
-
-        Returns the block and its row, which is not written yet.
-        """
+        """Returns the block and its row. The caller writes the row."""
         former, spec = found.spec.holder, found.spec
         address, node = spec.sticky.address, former.node
         if former.instance != self._holder.instance and not is_let_go(found):
@@ -293,12 +279,9 @@ def taken_over(
     found: AddressBlock,
     pool: AddressPool,
 ) -> tuple[AddressBlock, float] | None:
-    """Take over a released block.
-
-    Returns the block and a time before the update, or `None` if another node was faster. Raises
-    Unusable, ApiError. The update always changes the block, so that a late request of ours to
-    drain the block finds another version and fails.
-    """
+    """Take over a released block. Returns the block and a time before the update, or `None` if
+    another node was faster. Raises Unusable, ApiError. The update always changes the block. So a
+    late request of ours to drain the block finds another version and fails."""
     changed = replace(
         found.spec,
         state="Active",

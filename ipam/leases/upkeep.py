@@ -1,9 +1,9 @@
 """Background work of the lessee: return idle blocks, lease ahead, publish status.
 
 While the API server does not answer, this node keeps its leases, because it can lease no other
-block. A return first marks the row, then deletes the AddressBlock. A row that is `returning` never
-becomes usable again. A sticky block, or a block whose addresses a lost machine may still use, is
-drained for the next holder instead of deleted.
+block. A return first marks the row, then deletes the AddressBlock. A `returning` row never becomes
+usable again. A sticky block is drained for the next holder instead of deleted. A block that a lost
+machine may still use is drained too.
 """
 
 import math
@@ -26,14 +26,14 @@ from kube.client import ClusterApi
 from kube.resources import ApiError, Conflict, NotFound
 
 HOLD = 600.0  # seconds for which a node keeps one empty block beside used blocks
-SMALL = 2  # addresses: of blocks of this size, a node keeps no empty block
-_GRACE = 2.0  # seconds: a block that was just claimed is empty until the ADD takes its address
+SMALL = 2  # addresses; an empty block of at most this size is not kept
+_GRACE = 2.0  # seconds; a new block is empty until the ADD takes an address
 _LOOK_AT_POOL = (
     30.0,
     450.0,
 )  # least and most seconds between two reads, while an empty block is kept
 EVERY = 10.0  # seconds between two statuses of one node
-_CALM = 5.0  # seconds after a claim until a status is written: pods have many interfaces
+_CALM = 5.0  # seconds from a claim to the next status, because a pod may claim more
 _LONGEST_STORM = 3 * EVERY  # most seconds between two statuses, for any number of claims
 
 Guarded = Callable[[str, Callable[[], object]], bool]
@@ -41,7 +41,7 @@ Guarded = Callable[[str, Callable[[], object]], bool]
 
 
 class Upkeep:
-    """The background work. `objects` are the node's blocks as they were last read."""
+    """`objects` has the node's blocks as they were last read."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Upkeep:
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
 
     def give_back(self, instance: str, guarded: Guarded) -> bool:
-        """Return unneeded blocks until a return fails. Returns True if no return failed."""
+        """Return unneeded blocks. Returns False at the first failure."""
         surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
         returning = (each.block for each in self.survey.blocks if each.block.state == "returning")
         for block in (*returning, *surplus):
@@ -117,7 +117,7 @@ class Upkeep:
         self._tell_at = max(self._tell_at, calm)
 
     def tell(self) -> None:
-        """Write one status, if one is due. Raises ApiError."""
+        """Write one status if it is due. Raises ApiError."""
         now = self._clock()
         if now >= self._tell_at:
             self._told_at, self._tell_at = now, now + EVERY
@@ -125,10 +125,7 @@ class Upkeep:
                 self._tell_at = now
 
     def _tell_one(self) -> bool:
-        """Write the status of the block whose use changed most.
-
-        Returns False if no block's use changed.
-        """
+        """Write the status of the block whose use changed most. Returns False without a change."""
         changes = {
             each.block: abs(each.used - self._objects[each.block.name].status.used)
             for each in self.survey.blocks
@@ -157,11 +154,8 @@ class Upkeep:
         return True
 
     def _has_room(self, name: str, since: float) -> bool:
-        """Whether a pool has room for this node to keep a block that is empty since `since`.
-
-        The pool is read once after the block became empty, and later again: more often if the pool
-        has fewer free blocks.
-        """
+        """Whether this node may keep a block of the pool that is empty since `since`. Reads the
+        pool more often if the pool has few free blocks."""
         if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
@@ -174,10 +168,8 @@ class Upkeep:
 
 
 def _look_every(pool: AddressPool | None) -> float:
-    """Seconds between two reads of the pool.
-
-    One second for each block that can be leased before the pool is scarce. The nodes that have a
-    block of the pool read the pool at most ten times a second in total."""
+    """One second for each block that can be leased before the pool is scarce. All nodes with a
+    block of the pool together read the pool at most ten times a second."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least
@@ -186,10 +178,8 @@ def _look_every(pool: AddressPool | None) -> float:
 
 
 def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBlock) -> None:
-    """Return a block of `instance` if no pod holds its addresses. Raises ApiError.
-
-    If the first request fails, the block is not marked, because a pod may still need it.
-    """
+    """Return a block if no pod holds its addresses. If the first request fails, the row is not
+    marked, because a pod may still need the block. Raises ApiError."""
     found = None
     with suppress(NotFound):
         found = api.get(AddressBlock, block.name)
@@ -214,8 +204,8 @@ def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBl
 
 
 class Empties:
-    """Finds the empty blocks that this node does not need. Records since when they are empty.
-    Blocks that are not confirmed in this `boot` stay: the store may lack their reservations."""
+    """Finds empty blocks to return. Blocks that are not confirmed in this `boot` stay, because the
+    store may lack their reservations."""
 
     def __init__(self, boot: str) -> None:
         self._boot = boot
@@ -224,9 +214,8 @@ class Empties:
     def surplus(
         self, survey: Survey, now: float, spare: Callable[[str, float], bool]
     ) -> Iterator[LeasedBlock]:
-        """The blocks to return. `spare` says whether a pool has room for this node to keep a block
-        that is empty since the given time. Beside used blocks, one empty block of a pool stays for
-        HOLD seconds. An empty block that is the only block of its pool stays longer."""
+        """The blocks to return. One empty block of each pool stays for HOLD seconds. The only block
+        of a pool stays longer. `spare` is `Upkeep._has_room`."""
         keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
         self._since = {key: self._since.get(key, now) for key in keys}
         for pool, grouped in groupby(
