@@ -1,9 +1,9 @@
-"""The controller of cluster-wide addresses: work that no single node can do.
+"""The controller of cluster-wide addresses does work that no single node can do.
 
-It makes pools from definitions (`definitions`), decides the block size of each pool
-(`block_sizes`), and writes the pools' statuses (`pool_status`). It frees the blocks of dead nodes
-(`death_proofs`, `reclaim`). Only the controller reads whereabouts' objects
-(`whereabouts_coexistence`). `rounds` does one round of this work. `leader` repeats rounds while
-this process leads. Safety does not depend on the controller: nodes claim and return blocks without
-it. docs/operate/controller.md is for administrators.
+`definitions` makes pools. `block_sizes` decides the block size of each pool, and `pool_status`
+makes its status. `death_proofs` and `reclaim` free the blocks of dead nodes.
+`whereabouts_coexistence` reads and changes whereabouts' objects. `rounds` does one round of this
+work, and `leader` repeats rounds while this process leads. Safety does not depend on the
+controller, because nodes claim and return blocks without it. docs/operate/controller.md is for
+administrators.
 """

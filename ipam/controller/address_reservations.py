@@ -26,11 +26,8 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write the statuses of the reservations.
-
-    Also delete released sticky blocks whose reservation is gone, and released second blocks of a
-    pod.
-    """
+    """Write the statuses, and delete released sticky blocks that no pod needs. Such a block has no
+    reservation, or is a pod's second block."""
     reservations = tuple(reservations)
     named = {name_of(each): each for each in reservations}
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)
@@ -78,8 +75,8 @@ def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> boo
 def _is_needed(
     api: ClusterApi, block: AddressBlock, first: Mapping[tuple[str, PodInterface], AddressBlock]
 ) -> bool:
-    """Whether the pod needs the block after all. Reads the API server, because a watch may show a
-    reservation late. Raises ApiError."""
+    """Whether the pod needs the block. Reads the API server, because a watch may show a reservation
+    late. Raises ApiError."""
     namespace, _, name = block.spec.sticky.reservation.partition("/")
     try:
         if not _is_kept(api.get(AddressReservation, name, namespace), block):

@@ -1,4 +1,4 @@
-"""Finds blocks by the addresses that they cover, and blocks that contradict each other."""
+"""Finds blocks by address, and blocks that contradict each other."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -18,8 +18,6 @@ _LARGEST = 256  # addresses of a block
 
 
 class PlacedBlock(msgspec.Struct, frozen=True):
-    """A block and the addresses that it covers."""
-
     interval: Interval
     block: AddressBlock
 
@@ -62,7 +60,7 @@ class BlockIndex:
 
 
 class Contradiction(NamedTuple):
-    """A contradiction between two blocks, or between a block and its pool ("" without a pool)."""
+    """A contradiction of two blocks, or of a block and its pool. `pool` is "" if it is missing."""
 
     pool: str
     text: str
@@ -71,8 +69,8 @@ class Contradiction(NamedTuple):
 def contradictions(
     pools: Mapping[str, AddressPool], blocks: Iterable[AddressBlock], index: BlockIndex
 ) -> list[Contradiction]:
-    """All contradictions of blocks, sorted by pool. Overlaps are those in `index`. The controller
-    repairs none, because a repair could free an address that a pod uses."""
+    """All contradictions, sorted by pool. The controller repairs none, because a repair could free
+    an address that a pod uses."""
     found = list[Contradiction]()
     for placed, other in index.neighbours():
         text = f"{_named(placed)} and {_named(other)} have addresses in common"
@@ -90,8 +88,8 @@ def contradictions(
 def decisive(
     blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
 ) -> tuple[AddressBlock, ...]:
-    """The blocks that do not contradict their pool (`why_wrong`). Includes blocks without a pool:
-    pods may have their addresses, so a new pool must use the same blocks."""
+    """Blocks that do not contradict their pool. Blocks without a pool count too, because pods may
+    have their addresses."""
     return tuple(
         block
         for block in blocks

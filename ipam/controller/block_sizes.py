@@ -1,11 +1,11 @@
-"""Decides the block size of each pool, and whether nodes may lease blocks of the pool.
+"""Decides the block size and the space of each pool.
 
 The API server refuses a second claim of the same addresses only if both claims have the same name.
-So overlapping pools of one space have one block size, and a private pool uses the shared space if a
-shared pool has the same range. The controller decides size and space once. A change begins only
-when no block with the old decision exists, and takes two rounds. The first round writes that the
-pool is undecided. Agents read the pool after each claim, and drop a claim of an undecided pool. The
-second round looks for blocks again and decides.
+So overlapping pools of one space have one block size. A private pool uses the shared space if a
+shared pool has the same range. A decision changes only when no block with the old decision exists.
+A change takes two rounds. The first round writes that the pool is undecided. Agents read the pool
+after each claim, and drop a claim of an undecided pool. The second round looks for blocks again and
+decides.
 """
 
 from collections import defaultdict
@@ -32,8 +32,7 @@ def is_made(pool: AddressPool) -> bool:
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The planned status of a pool. `block_size` 0 is undecided. `ready`, `reason` and `message`
-    are the condition Ready."""
+    """`block_size` 0 is undecided. `ready`, `reason` and `message` are the condition Ready."""
 
     space: str = ""
     block_size: int = 0
@@ -50,7 +49,7 @@ _CHANGING = Plan(
 
 
 class Ranged(msgspec.Struct, frozen=True):
-    """A pool and its range. `space` is the present or the planned space."""
+    """`space` is the present or the planned space."""
 
     pool: AddressPool
     range: Network
@@ -70,21 +69,18 @@ class Ranged(msgspec.Struct, frozen=True):
 
 
 def automatic_size(range_: Network, nodes: int) -> int:
-    """The largest power of two that allows four blocks for each node; 1 to LARGEST_AUTOMATIC."""
+    """The largest power of two up to LARGEST_AUTOMATIC that allows each node four blocks."""
     capacity = range_.last - range_.address + 1
     share = max(1, capacity // (4 * max(nodes, LEAST_NODES)))
     return min(LARGEST_AUTOMATIC, 1 << (share.bit_length() - 1))
 
 
 def plans(pools: Iterable[AddressPool], index: BlockIndex, nodes: int) -> dict[str, Plan]:
-    """The plan of each pool by its name. New decisions are safe only if the blocks were read after
-    the pools."""
+    """The plan of each pool by name. The blocks must have been read after the pools."""
     return _Planning(index, nodes).plans(pools)
 
 
 class _Planning:
-    """Collects the plans of all pools, by name."""
-
     def __init__(self, index: BlockIndex, nodes: int) -> None:
         self._index = index
         self._nodes = nodes
@@ -107,7 +103,7 @@ class _Planning:
         return self._planned
 
     def _with_spaces(self, ranged: Sequence[Ranged]) -> list[Ranged]:
-        """Each pool with its space. Also plans the pools that must wait for a change."""
+        """Gives each pool its space. Plans the pools that must wait for a change."""
         twins: defaultdict[tuple[str, Network], list[Ranged]] = defaultdict(list)
         for each in ranged:
             twins[each.pool.spec.network_name, each.range].append(each)
@@ -129,8 +125,8 @@ class _Planning:
         return spaces
 
     def _wait_for_private(self, each: Ranged, beside: Iterable[Ranged], own: str) -> None:
-        """Plan that a shared pool waits while a private pool of the same range has a separate
-        space in which nodes lease blocks, or may lease blocks."""
+        """A shared pool waits while nodes may lease blocks in the separate space of a private
+        pool."""
         for found in self._index.within(own, each.interval):
             self._planned[each.name] = Plan(
                 ready=False,
@@ -144,10 +140,7 @@ class _Planning:
             self._planned[each.name] = _CHANGING
 
     def _plan_unused(self, group: Sequence[Ranged]) -> None:
-        """Plan one size for all pools of the group.
-
-        No block is leased, so the decision may change.
-        """
+        """Plan one size for the group. No block is leased, so the decision may change."""
         # An administrator's pools decide first, because any tenant writes definitions.
         first = [each for each in group if not is_made(each.pool)] or group
         written = [each.pool.spec.block_size for each in first]
@@ -161,8 +154,8 @@ class _Planning:
 
     def _plan_in_use(self, group: Sequence[Ranged]) -> None:
         """Plan pools with leased blocks. A decided pool keeps its size. An undecided pool takes the
-        size of the pools and blocks that it overlaps. If an administrator's pool overlaps only
-        pools of definitions, it is Ready with their size, so that no tenant can block it."""
+        size of the pools and blocks that it overlaps. An administrator's pool that overlaps only
+        pools of definitions is Ready with their size. So no tenant can block this pool."""
         known: list[tuple[Ranged, int]] = []
         for each in group:
             beside = [
@@ -196,8 +189,8 @@ def _canonical(written: str) -> Network:
 
 
 def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
-    """Groups of pools of one space whose ranges overlap. In a group, decided pools come first,
-    because undecided pools must not change them."""
+    """Groups of overlapping pools of one space. Decided pools come first, because undecided pools
+    must not change them."""
     groups: list[list[Ranged]] = []
     end: tuple[str, int] = ("", -1)
     # Networks are nested or apart: the widest of a group begins first.
@@ -211,11 +204,8 @@ def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
 
 
 def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
-    """Plan blocks of `size` addresses for the pool.
-
-    If `later`, the pool's spec may name another size, which takes effect when the pool has no
-    block.
-    """
+    """Plan blocks of `size` addresses. With `later`, another size in the spec takes effect when the
+    pool has no block."""
     written = each.pool.spec.block_size
     if size > _length(each.interval):
         return _refused(

@@ -1,13 +1,14 @@
 """Judges from Node objects whether the holder of a block is dead.
 
-Each of three facts proves that a holder's pods have ended, or that no node reserves addresses of
-its blocks:
+There are three proofs:
 
 - the taint out-of-service
 - a new boot of the same machine, with another store
-- a Node object that stays missing, after a fence and a wait (`reclaim`)
+- a Node object that stays missing
 
-A Node that is not ready proves nothing. A missing fact proves nothing.
+After the first two, the holder's pods have ended. After the third, `reclaim` fences the block and
+waits, until the holder can reserve no address. A Node that is not ready proves nothing. A missing
+fact proves nothing.
 """
 
 import enum
@@ -33,12 +34,11 @@ class Standing(enum.Enum):
 
 PROOFS = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED, Standing.GONE))
 POWERED_OFF = frozenset((Standing.OUT_OF_SERVICE, Standing.REBOOTED))
-"""The proofs that every pod sandbox of the holder has ended. Its blocks need no wait."""
+"""Proofs that every pod sandbox of the holder has ended. The holder's blocks need no wait."""
 
 
 class Machines:
-    """The machines of a cluster at one moment, by all Nodes and all blocks. The holders of the
-    blocks show which store runs on which machine."""
+    """The machines of a cluster. The holders of blocks show which store runs on which machine."""
 
     def __init__(self, nodes: Iterable[Node], leases: Iterable[AddressBlock]) -> None:
         self._named = {node.name: node for node in nodes}
@@ -70,9 +70,9 @@ class Machines:
         return self._on([node], holder) if _may_be_same(node, holder) else Standing.REPLACED
 
     def _on(self, nodes: list[Node], holder: Holder) -> Standing:
-        """The state of a holder whose machine is one of these Nodes."""
+        """The standing of a holder whose machine is one of these Nodes."""
         node = nodes[0]
-        # A kubelet reports the boot with its first Ready. Before, the Node shows an earlier one.
+        # Before the first Ready of a boot, the Node shows an earlier boot.
         if len(nodes) == 1 and node.is_ready and _surely_another_boot(node, holder):
             living = self._living[holder.machine_id, holder.system_uuid, node.machine.boot_id]
             if living and holder.instance not in living:
@@ -94,8 +94,8 @@ def _may_be_same(node: Node, holder: Holder) -> bool:
 
 
 def _surely_another(node: Node, holder: Holder) -> bool:
-    """Whether the Node is another machine than the holder's: system UUID and uid both differ. The
-    machine id does not count: clones share it, and a new installation changes it."""
+    """Whether system UUID and uid both differ. The machine id does not count, because clones share
+    it, and a new installation changes it."""
     system_uuid = node.machine.system_uuid
     known = bool(system_uuid and holder.system_uuid)
     return known and system_uuid != holder.system_uuid and node.uid != holder.node_uid

@@ -35,10 +35,8 @@ _log = logging.getLogger(__name__)
 
 
 class ReadDefinition(msgspec.Struct, frozen=True):
-    """The part of a definition that stays in memory. `why` is its mistake, or "".
-
-    The configuration does not stay in memory, because tenants choose its size.
-    """
+    """The part of a definition that stays in memory. `why` is its mistake, or "". The configuration
+    does not stay, because tenants choose its size."""
 
     metadata: ServerMeta
     pools: Mapping[str, PoolSpec] = {}
@@ -46,7 +44,7 @@ class ReadDefinition(msgspec.Struct, frozen=True):
 
 
 def read(definition: NetworkDefinition) -> ReadDefinition | None:
-    """The definition; `None` if it needs no pool and has no mistake."""
+    """Returns `None` if the definition needs no pool and has no mistake."""
     try:
         pools = _pools(definition)
     except CNIError as error:
@@ -67,7 +65,7 @@ def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
 
 
 def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
-    """The `ipam` objects for our plugin in a configuration or chain, without scope "node"."""
+    """Our plugin's `ipam` objects in a configuration or chain, without scope "node"."""
     try:
         keys = config.decode(written.encode(errors="replace")).keys
     except CNIError:
@@ -82,10 +80,8 @@ def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
 
 
 class PoolMaker:
-    """Makes and deletes pools. A new leader makes a new `PoolMaker`.
-
-    Makes at most `most` pools for one namespace, because tenants write definitions.
-    """
+    """Makes and deletes pools. Makes at most `most` pools for one namespace, because tenants write
+    definitions."""
 
     def __init__(
         self, api: ClusterApi, clock: Callable[[], float], reports: Reports, most: int
@@ -104,8 +100,8 @@ class PoolMaker:
         blocks: Iterable[AddressBlock],
         steps: Steps,
     ) -> int:
-        """Make missing pools and delete unused pools, also in `pools`. Returns how many definitions
-        get no pool. A pool does not contain the `exclude` of its definition."""
+        """Make missing pools and delete unused pools, on the API server and in `pools`. Returns how
+        many definitions get no pool."""
         asked: dict[str, tuple[PoolSpec, ServerMeta]] = {}  # with a definition that needs the pool
         mistakes: list[tuple[ServerMeta, str]] = []
         for each in definitions:
@@ -143,10 +139,8 @@ class PoolMaker:
     def _remove(
         self, unused: Mapping[str, AddressPool], pools: dict[str, AddressPool], steps: Steps
     ) -> None:
-        """Delete unused pools that this controller made, after `UNUSED_FOR` seconds.
-
-        Reads the blocks again first, because a watch may be late.
-        """
+        """Delete pools that this controller made, after `UNUSED_FOR` seconds without use. Reads the
+        blocks again first, because a watch may be late."""
         now = self._clock()
         idle = {uid: pool for uid, pool in unused.items() if is_made(pool) and pool.metadata.uid}
         self._unused_since = {uid: self._unused_since.get(uid, now) for uid in idle}
@@ -197,10 +191,7 @@ class PoolMaker:
 
 
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
-    """The reason why a definition gets no pool: another pool already has the name.
-
-    "fd00:1::/64", and "1::/64" with the network name "fd00", both have the name "fd00-1--0-64".
-    """
+    """Two ranges may share a name: "fd00:1::/64", and "1::/64" with the network name "fd00"."""
     return (
         f"AddressPool {name} has the range {there.range}, but the network has {asked.range}: "
         'use another "network_name"'

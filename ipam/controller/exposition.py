@@ -1,7 +1,6 @@
-"""Makes the text of the controller's metrics with prometheus_client.
+"""Makes the text of the controller's metrics.
 
-The text contains the names of pools, and so of tenants' networks. So only a loopback address serves
-the text.
+The text has the names of tenants' networks. So only a loopback address serves the text.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -35,7 +34,7 @@ _OF_POOLS: Sequence[tuple[str, str, _Count]] = (
 
 
 def exposition(process: ControllerProcess) -> Callable[[], bytes]:
-    """A function that makes the text. A standby shows no pools, so that no pool counts twice."""
+    """A standby shows no pools, so that no pool counts twice."""
     registry = scrape.registry()
     registry.register(Source(partial(_families, process)))
     return partial(generate_latest, registry)

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class LiveView:
-    """Follows the API server for one leader: mirrors our objects, and polls the Nodes."""
+    """Mirrors our objects and polls the Nodes for one leader."""
 
     def __init__(
         self, api: ClusterApi, changed: Callable[[], None], clock: Callable[[], float]
@@ -43,7 +43,7 @@ class LiveView:
         self._definitions = Mirror(api, NetworkDefinition, read, changed, may_lack=True)
 
     def world(self) -> World | None:
-        """The present cluster. `None` before the first lists, but does not wait for definitions."""
+        """Returns `None` before the first lists. Does not wait for definitions."""
         pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
         if pools is None or blocks is None or reservations is None or polled is None:
@@ -63,13 +63,9 @@ class LiveView:
 
 
 class ControllerProcess:
-    """The controller from its start to `stop`.
-
-    `leadership` has another client than `api`, with a separate rate limit, so that many writes do
-    not delay the renewal of the Lease. `whereabouts` is the mode for whereabouts' objects.
-    `other_pools` follows the pools of another IPAM plugin, and calls its last argument after a
-    change.
-    """
+    """The controller from its start to `stop`. `leadership` has a separate client, so that many
+    writes do not delay the renewal of the Lease. `other_pools` follows the pools of another IPAM
+    plugin, and calls its last argument after a change."""
 
     def __init__(
         self,

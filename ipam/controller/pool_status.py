@@ -19,9 +19,8 @@ MOST_RUNS = 8192  # most runs of addresses in one field of a status
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Further facts for a pool's status. `conflicts` has a sentence for each contradiction of the
-    pool's blocks. No pod gets the addresses in `kept_out`. `share` is the part of the pool that
-    nodes may use beside whereabouts."""
+    """Facts for a pool's status. `conflicts` describes contradictions of the pool's blocks. No pod
+    gets the addresses in `kept_out`."""
 
     conflicts: Sequence[str] = ()
     kept_out: Sequence[Interval] = ()
@@ -36,8 +35,8 @@ def status(
     told: Told,
     now: str,
 ) -> PoolStatus:
-    """The status that the pool should have. `quarantined` are the names of blocks whose holder may
-    be dead. `now` is the transition time of changed conditions."""
+    """The status that the pool should have. `quarantined` names blocks whose holder may be dead.
+    `now` is the transition time of changed conditions."""
     share = told.share
     if share.problem:
         plan = replace(plan, ready=False, reason="Whereabouts", message=share.problem)
@@ -81,13 +80,12 @@ def status(
 
 
 def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether the statuses differ only in how many addresses pods have."""
     used = replace(old.addresses, used=new.addresses.used)
     return old != new and replace(old, addresses=used) == new
 
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether the statuses are equal in every field by which a node decides."""
+    """Whether the fields by which a node decides are equal."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
 
@@ -105,7 +103,7 @@ def _free(geometry: Geometry, leased: Sequence[int], holes: Iterable[Interval]) 
 
 
 def _conditions(plan: Plan, told: Told, free: int | None) -> Iterator[Condition]:
-    """The conditions of a pool. `free` counts free blocks; `None` without a block size."""
+    """`free` is the number of free blocks, or `None` without a block size."""
     yield condition("Ready", plan.reason, plan.message, is_true=plan.ready)
     if free is not None and free > 0:
         yield condition("Exhausted", "BlocksAreFree", is_true=False)
@@ -126,7 +124,7 @@ def condition(type_: str, reason: str, message: str = "", *, is_true: bool) -> C
 
 
 def _dated(pool: AddressPool, conditions: Iterable[Condition], now: str) -> tuple[Condition, ...]:
-    """The conditions with the times of their last transition, for this generation of the spec."""
+    """Adds the generation and transition times. An unchanged status keeps its time."""
     since = {(each.type, each.status): each.last_transition_time for each in pool.status.conditions}
     generation = pool.metadata.generation
     return tuple(

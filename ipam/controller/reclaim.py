@@ -1,13 +1,15 @@
-"""Frees the blocks of dead holders: fence, wait, delete.
+"""Frees the blocks of dead holders: fence, wait, release.
 
-A proof must hold for a while, because someone may delete a Node object by mistake and restore it.
-Then the controller fences the block: the state becomes `Reclaiming`, and the holder can no longer
-confirm the block. Unless the machine was off, the controller waits for maxOffline and a margin.
-After this wait, no node reserves addresses of the block. But its pods may still run, so the
-controller does not delete the block: it drains the block with `probe`, and the next holder probes
-the addresses. A sticky block is always drained. A living holder answers the fence by writing
-`Active`, which changes the resource version. Then a deletion fails, because it names the fence's
-version. This process measures all times, so a new leader waits again.
+A proof must hold for a while, because someone may delete a Node object by mistake. Then the
+controller fences the block. The state becomes `Reclaiming`, and the holder can no longer confirm
+the block. Unless the machine was off, the controller waits for maxOffline and a margin. After this
+wait, no node reserves addresses of the block. But the holder's pods may still run. So the
+controller drains the block with `probe`, and the next holder probes the addresses. A sticky block
+is always drained. If the machine was off, other blocks are deleted.
+
+A living holder answers the fence by writing `Active`, which changes the resource version. Then a
+release fails, because it names the fence's version. This process measures all times, so a new
+leader waits again.
 """
 
 import logging
@@ -46,15 +48,15 @@ class ReclaimCounts(msgspec.Struct):
 
 
 class _Since(NamedTuple):
-    """A standing, and the time when it began on this process' clock."""
+    """The time when a standing began, on this process' clock."""
 
     standing: Standing
     time: float
 
 
 class _Fence(NamedTuple):
-    """A fence with its resource version, and when this process first read the fence. `before` is
-    the block's version before the fence; "" if another process made the fence."""
+    """`version` is the resource version of the fenced block. `time` is when this process first read
+    the fence. `before` is the version before the fence, or "" if another process made the fence."""
 
     version: str
     time: float
@@ -62,7 +64,7 @@ class _Fence(NamedTuple):
 
 
 class Reclaim:
-    """Keeps the proofs and fences of one leader, and does the next steps. `clock` is monotonic."""
+    """The proofs and fences of one leader. `clock` is monotonic."""
 
     def __init__(
         self,
@@ -87,10 +89,8 @@ class Reclaim:
         steps: Steps,
     ) -> dict[str, Standing]:
         """Do what the proofs allow now. Returns the standing of each block's holder, by block name.
-
         `machines` has the Nodes of `polled`. If the poll is older than FRESH, no step is done. A
-        deletion needs a proof that was read after the fence. The next round repeats failed steps.
-        """
+        release needs a proof that was read after the fence."""
         blocks = tuple(blocks)
         standings = {block.holder: machines.standing(block.holder) for block in blocks}
         self._note(standings)
@@ -154,7 +154,7 @@ class Reclaim:
         machines: Machines,
         read_at: float,
     ) -> int:
-        """Fence the block, or free it when its wait is over. Returns the number of requests."""
+        """Fence the block, or free the block after the wait. Returns the number of requests."""
         meta = block.metadata
         with unless_changed(_log, meta.name):
             if block.spec.state != "Reclaiming":
@@ -189,11 +189,8 @@ class Reclaim:
         return 1
 
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
-        """Whether pods are bound to the name of a missing Node. If so, the wait starts again.
-
-        This is a request for each Node, and many Nodes may go at once. So the request is made
-        only before a fence or a release.
-        """
+        """Whether pods are bound to the name of a missing Node. If so, the wait starts again. Many
+        Nodes may be gone, so the request is made only before a fence or a release."""
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
             return False
@@ -205,15 +202,13 @@ class Reclaim:
 
 
 def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
-    """Set the block's state to Reclaiming; returns the stored block. Raises Conflict, NotFound,
-    Unavailable."""
+    """Set the state Reclaiming. Raises Conflict, NotFound, Unavailable."""
     return api.update(replace(block, spec=replace(block.spec, state="Reclaiming")))
 
 
 def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
-    """Release a fenced block: a sticky block for its pod, another block for any node. With
-    `probe`, the machine may still run, and the next holder probes. Raises Conflict, NotFound,
-    Refused, Unavailable."""
+    """Release a fenced block. With `probe`, the machine may still run, and the next holder probes.
+    Raises Conflict, NotFound, Refused, Unavailable."""
     if block.spec.sticky.reservation or probe or block.spec.probe:
         drain(api, block, probe=probe or block.spec.probe)
     else:
@@ -221,11 +216,8 @@ def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False)
 
 
 def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
-    """Free a block because an administrator says that its machine is off.
-
-    Fences first and frees then, so that a living holder can answer between the two steps. Returns
-    False if the block changed.
-    """
+    """Free a block because an administrator says that its machine is off. Fences first, so that a
+    living holder can answer before the release. Returns False if the block changed."""
     try:
         if is_let_go(block):
             return True

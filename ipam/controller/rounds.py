@@ -1,6 +1,6 @@
 """One round of the controller brings the API server's objects to their wanted state.
 
-A round decides from the objects that it read at its beginning. Each write names the resource
+A round decides from the objects that were read at its beginning. Each write names the resource
 version that was read. A round may end after any request. The next round, or a new leader,
 continues.
 """
@@ -58,25 +58,22 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherPools(Protocol):
-    """Makes AddressPools from the pools of another IPAM plugin. `kept_out` has, by the name of
-    the AddressPool, the addresses that no pod gets."""
+    """Makes AddressPools from the pools of another IPAM plugin. `kept_out` maps the name of an
+    AddressPool to addresses that no pod gets."""
 
     kept_out: dict[str, Sequence[Interval]]
 
     def keep(self, pools: dict[str, AddressPool], reports: Reports, steps: Steps) -> int:
-        """Bring the AddressPools up to date, on the API server and in `pools`. Returns how many
-        pools of the other plugin get no AddressPool."""
+        """Update the AddressPools on the API server and in `pools`. Returns how many pools of the
+        other plugin get no AddressPool."""
 
     def close(self) -> object:
         """Stop following the pools."""
 
 
 class Rounds:
-    """The memory of one leader between rounds. A new leader makes new `Rounds`.
-
-    `clock` is monotonic, `wall` gives the times in statuses. `reclaim` is made for this leader, but
-    the counts in `reclaim` continue from the previous leader.
-    """
+    """The memory of one leader between rounds. A new leader makes new `Rounds`. `clock` is
+    monotonic, `wall` gives the times in statuses."""
 
     def __init__(
         self,
@@ -102,7 +99,7 @@ class Rounds:
         self._written: dict[str, float] = {}  # times, by the pool's uid
 
     def round(self, world: World) -> Seen:
-        """Do each step once. The next round repeats failed steps: see `steps`."""
+        """Do each step once. The next round repeats failed steps."""
         pools = {pool.metadata.name: pool for pool in world.pools}
         unusable = self._pool_maker.make(world.definitions, pools, world.blocks, self.steps)
         blocks = decisive(world.blocks, pools)
@@ -144,7 +141,7 @@ class Rounds:
         quarantined: Collection[str],
         told: Mapping[str, Told],
     ) -> None:
-        """Bring the statuses of `pools` up to date, on the API server and in memory."""
+        """Update the statuses on the API server and in `pools`."""
         uids = {pool.metadata.uid for pool in pools.values()}
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
         planned = plans(pools.values(), index, nodes)
@@ -177,7 +174,7 @@ class Rounds:
         self.steps.each("status", [(item[0], item) for item in planned.items()], write)
 
     def _is_due(self, pool: AddressPool, wanted: PoolStatus) -> bool:
-        """Whether to write the pool's status now: counts alone can wait."""
+        """Whether to write the pool's status now. Changed counts can wait."""
         uid, now = pool.metadata.uid, self._clock()
         if pool.status == wanted:
             return False
@@ -191,7 +188,7 @@ class Rounds:
     def _watch_limits(
         self, blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
     ) -> int:
-        """Report nodes with more blocks than a pool allows; returns how many there are."""
+        """Report nodes with more blocks than a pool allows. Returns the number of these nodes."""
         held = Counter(
             (block.spec.pool, block.spec.holder.node) for block in blocks if not is_let_go(block)
         )
@@ -219,7 +216,7 @@ def _decides(plan: Plan, pool: AddressPool) -> bool:
 def _quarantined(
     blocks: Iterable[AddressBlock], standings: Mapping[str, Standing]
 ) -> frozenset[str]:
-    """The blocks that no other node can use until their holder is back or proved dead."""
+    """Blocks that no other node can use until the holder is back or proved dead."""
     return frozenset(
         block.metadata.name
         for block in blocks

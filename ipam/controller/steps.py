@@ -13,8 +13,7 @@ T = TypeVar("T")
 
 @contextmanager
 def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
-    """Change one object. If the object changed meanwhile or the API server refuses, log that: the
-    next round tries again."""
+    """Log a conflict or a refusal, because the next round tries again."""
     try:
         yield
     except (Conflict, NotFound, Refused) as error:
@@ -26,7 +25,7 @@ class Steps:
 
     def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
         self.progress = progress
-        self._failures: dict[str, dict[str, int]] = {}  # by kind and name, one after the other
+        self._failures: dict[str, dict[str, int]] = {}  # by kind, then by name
         self._errors: list[ApiError] = []
 
     def taken_errors(self) -> list[ApiError]:
@@ -38,8 +37,8 @@ class Steps:
         self._errors.append(error)
 
     def each(self, kind: str, named: Iterable[tuple[str, T]], step: Callable[[T], object]) -> None:
-        """Do `step` for each item, names with the fewest failures first. After MOST_FAILURES, the
-        remaining items wait for the next round. Raises NotLeading."""
+        """Do `step` for each item. Names with the fewest failures come first. After MOST_FAILURES,
+        the remaining items wait for the next round. Raises NotLeading."""
         items = tuple(named)
         counts = self._failures.get(kind, {})
         counts = self._failures[kind] = {name: counts.get(name, 0) for name, _ in items}

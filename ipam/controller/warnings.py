@@ -1,4 +1,4 @@
-"""Warning events of the controller: each is reported once, and their number is limited."""
+"""Reports each warning of the controller once, as an event. Limits the number of events."""
 
 import logging
 from collections.abc import Callable
@@ -27,8 +27,7 @@ class Reports:
         )
 
     def resource(self, reason: str, message: str, found: Resource, *, once: str = "") -> None:
-        """Report a warning about any object: once for each value of `once`, or for each message if
-        `once` is ""."""
+        """Report a warning once for each `once`. If `once` is "", report each message once."""
         self._report(reason, message, found.API, found.KIND, found.metadata, once)
 
     def unreadable(self, found: Unreadable) -> None:

@@ -1,13 +1,13 @@
-"""Decides which addresses of AddressPools our nodes may use beside whereabouts.
+"""Decides which addresses our nodes may use beside whereabouts.
 
-`Read`: whereabouts reserves no further address. Our nodes use no address that an IPPool lists for
-a pod. Entries of ended pods do not count.
+In mode `Read`, whereabouts reserves no further address. Our nodes use no address that an IPPool
+lists for a pod. Entries of ended pods do not count.
 
-`Coexist`: whereabouts still reserves addresses on other nodes. Our nodes lease only offered
-addresses. Before an address is offered, each IPPool that whereabouts may use gets a placeholder, an
-entry for the address. If an IPPool lists the address for a pod, the address is `held`, and gets no
-placeholder. A patch that adds a placeholder fails if an entry exists. Offered addresses stay
-offered until `Coexist` ends, because a node may use a status that it read long before.
+In mode `Coexist`, whereabouts still reserves addresses on other nodes. Our nodes lease only offered
+addresses. Before an address is offered, each IPPool that whereabouts may use gets a placeholder. A
+placeholder is an entry for the address. An address that an IPPool lists for a pod is `held`, and
+gets no placeholder. A patch that adds a placeholder fails if an entry exists. Offered addresses
+stay offered until `Coexist` ends, because a node may use an old status.
 """
 
 import random
@@ -59,7 +59,7 @@ LOOK_SOON = 1.0  # the same, while a pool offers too few blocks
 PODS_EVERY = 120.0  # seconds between two looks for pods that have ended
 SPARE = 2  # blocks that are offered but not leased
 NODES_PER_SPARE = 4  # nodes for each further block that is offered but not leased
-_MOST_AT_ONCE = 2000  # entries of a patch, which may have 10,000 operations, up to 4 for each entry
+_MOST_AT_ONCE = 2000  # entries of a patch, which may have 10,000 operations
 _MOST_LOOKED_AT = 65_536  # blocks of a pool that a search for free blocks reads
 _ATTEMPTS = 5
 _PAUSE = 0.05  # seconds
@@ -67,10 +67,9 @@ _PAUSE = 0.05  # seconds
 
 class PoolShare(msgspec.Struct, frozen=True):
     """The part of an AddressPool that nodes may use. Pods of whereabouts have the addresses in
-    `held`. Nodes lease blocks within `offered`; `None` means everywhere. `conflicts` has a sentence
-    for each address that whereabouts and we both gave to a pod. `problem` is the reason why no
-    block may be leased, or "".
-    """
+    `held`. Nodes lease blocks only within `offered`, or everywhere if `offered` is `None`.
+    `conflicts` describes addresses that whereabouts and our nodes gave to two pods. `problem` is
+    the reason why no block may be leased, or ""."""
 
     held: tuple[Interval, ...] = ()
     offered: tuple[Interval, ...] | None = None
@@ -98,8 +97,7 @@ class Sharing:
     def look(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
     ) -> Mapping[str, PoolShare]:
-        """The share of each pool, by its name. The next round repeats failed work. A new pool
-        offers nothing before its first look."""
+        """The share of each pool by name. A new pool offers nothing before its first look."""
         shares = dict.fromkeys(pools, PoolShare())
         if self._mode == "None":
             return shares
@@ -120,7 +118,7 @@ class Sharing:
         return shares | {n: self._shares.get(n) or self._former(pools[n]) for n in pools}
 
     def _may_look_at(self, pool: AddressPool) -> bool:
-        """Whether the pool's range and, for `Coexist`, its block size are known."""
+        """`Read` needs a valid range, and `Coexist` also a decided block size."""
         try:
             parse_interface(pool.spec.range)
         except ValueError:
@@ -192,7 +190,6 @@ class Sharing:
             self._patch(ippool, removals(ippool))
 
     def _patch(self, ippool: IPPool, changes: Iterable[Sequence[Operation]]) -> None:
-        """Send the changes, of many entries in each request."""
         changes = iter(changes)
         while some := list(islice(changes, _MOST_AT_ONCE)):
             self._api.patch(ippool, list(chain.from_iterable(some)))
@@ -255,10 +252,7 @@ class Sharing:
         raise Conflict("could not patch the IPPools, because whereabouts changed them at each try")
 
     def _complete(self, group: Mapping[str, AddressPool]) -> Sequence[IPPool]:
-        """Returns all IPPools.
-
-        Makes the IPPool for the range of a pool if it is missing, before whereabouts makes it.
-        """
+        """All IPPools. Makes the missing IPPools of the group, before whereabouts makes them."""
         listed = list(self._listed(IPPool))
         namespaces = {each.metadata.namespace for each in listed} or {NAMESPACE}
         if len(namespaces) > 1:
@@ -289,7 +283,7 @@ class Sharing:
     def _offers(
         self, group: Mapping[str, AddressPool], index: BlockIndex, held: Collection[int], nodes: int
     ) -> tuple[Interval, ...]:
-        """The offered addresses of a space: earlier offers, leased blocks, and further blocks."""
+        """The earlier offers, the leased blocks, and further blocks of a space."""
         offered = list[Interval]()
         for name, pool in group.items():
             offered += self._shares[name].offered or ()
@@ -313,7 +307,7 @@ class Sharing:
 def _missing_blocks(
     pool: AddressPool, offered: Iterable[Interval], index: BlockIndex, nodes: int
 ) -> int:
-    """How many more blocks of a pool must be offered, so that enough of them are not leased."""
+    """How many more blocks must be offered, so that enough blocks are not leased."""
     blocks = _blocks(pool)
     leased = {blocks.index(each.interval.first) for each in _leased(pool, index)}
     runs = (range(blocks.index(each.first), blocks.index(each.last) + 1) for each in offered)
@@ -324,8 +318,8 @@ def _missing_blocks(
 def _free_blocks(
     pool: AddressPool, offered: Sequence[Interval], held: Collection[int], most: int
 ) -> list[Interval]:
-    """Blocks that may be offered, highest first, because whereabouts fills a range from its lowest
-    address. Blocks without an address of whereabouts' pods come before the other blocks."""
+    """Blocks that may be offered. Blocks without an address in `held` come first. Otherwise higher
+    blocks come first, because whereabouts fills a range from its lowest address."""
     blocks = _blocks(pool)
     excluded = holes_of(pool.spec, blocks.range)
     top = blocks.index(min(blocks.range.last, blocks.range.address + READ_OFFSETS - 1))
@@ -359,7 +353,7 @@ def _share(
     index: BlockIndex,
     offered: tuple[Interval, ...] | None,
 ) -> PoolShare:
-    """The share of a pool. Also finds addresses that whereabouts and we both gave to a pod."""
+    """Finds addresses that whereabouts and our nodes gave to two pods."""
     held = {each.address: each.allocation.podref for each in given}
     conflicts = [
         f"whereabouts gave {text(address)} to pod {held[address]}, and node "

@@ -1,7 +1,4 @@
-"""Reads and changes the objects of whereabouts (whereabouts.cni.cncf.io/v1alpha1).
-
-whereabouts before 0.4.2 wrote no `podref`.
-"""
+"""The objects of whereabouts. Versions before 0.4.2 wrote no `podref`."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -18,8 +15,8 @@ NAMESPACE = "kube-system"
 """The default namespace of whereabouts' objects."""
 
 PLACEHOLDER = "podfabric/"
-"""The start of a placeholder's id. A placeholder has `podref` "": whereabouts' plugin, reconciler
-and control loop all ignore the entry."""
+"""The start of a placeholder's id. whereabouts' plugin, reconciler and control loop ignore an entry
+with `podref` ""."""
 
 _MOST_OFFSET = 20  # digits of an offset in 64 bits
 _PLACEHOLDER = {"id": f"{PLACEHOLDER}block", "podref": ""}
@@ -70,8 +67,6 @@ class NodeSlicePool(Resource, frozen=True, kw_only=True):
 
 
 class AnnotatedPod(Resource, frozen=True, kw_only=True):
-    """A pod with the annotation of its networks' state."""
-
     API = "v1"
     KIND = "Pod"
     PLURAL = "pods"
@@ -86,7 +81,7 @@ class _NetworkStatus(msgspec.Struct):
 
 
 class PoolEntry(NamedTuple):
-    """An entry with its address (as `parse` returns it) and its offset."""
+    """`address` is a result of `parse`."""
 
     address: int
     offset: str
@@ -123,7 +118,6 @@ def placeholders(
 
 
 def removals(pool: IPPool) -> Iterator[Sequence[Operation]]:
-    """The patches that remove the placeholders."""
     for each in entries(pool):
         if each.allocation.is_placeholder:
             path = f"/spec/allocations/{each.offset}"
@@ -139,7 +133,6 @@ def may_be_theirs(pool: AddressPool) -> bool:
 
 
 def ippool_name(pool: AddressPool) -> str:
-    """The name of whereabouts' IPPool for the range of an AddressPool."""
     network_name, part = pool.spec.network_name, _normalised(pool.spec.range)
     return f"{network_name}-{part}" if network_name else part
 
@@ -150,8 +143,8 @@ def pools_of(
     """The IPPools with addresses of an AddressPool. `network_names` are those of all pools.
 
     An IPPool is named "[<network name>-][<node>-]<range>". A node's name may look like the end of a
-    network name. So an IPPool with a longer name counts as the slice of a node, unless an
-    AddressPool has this longer network name.
+    network name. So a longer name means the slice of a node, unless an AddressPool has the longer
+    network name.
     """
     own, network = pool.spec.network_name, parse_interface(pool.spec.range)[1]
     known, found = set(network_names), []
@@ -172,8 +165,8 @@ def pools_of(
 
 
 def slicing(pool: AddressPool, slices: Iterable[NodeSlicePool]) -> str:
-    """The name of a NodeSlicePool that splits the range of an AddressPool, or "". whereabouts names
-    it after the network name. Without a network name, the NodeSlicePool may have any name."""
+    """The name of a NodeSlicePool that splits the pool's range, or "". A NodeSlicePool is named
+    after the network name. Without a network name, the NodeSlicePool may have any name."""
     network = parse_interface(pool.spec.range)[1]
     for each in slices:
         cut = _network(each.spec.range)
@@ -199,8 +192,7 @@ def _normalised(range_: str) -> str:
 
 
 def has_address(pod: AnnotatedPod | None, address: int) -> bool:
-    """Whether the pod may have the address. False without a pod, or if the state of its networks
-    does not list the address."""
+    """Whether the pod may have the address. Returns True for an unreadable annotation."""
     if pod is None:
         return False
     written = pod.metadata.annotations.get(_STATUS, "")
