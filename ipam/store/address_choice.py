@@ -1,8 +1,7 @@
-"""Chooses the addresses of an attachment, or raises an error with the reason why it gets none.
+"""Chooses the addresses of an attachment.
 
 In a domain, each address is unique. Two domains may still share a link, because an option can make
-a range private without a change of the link. So no attachment gets an address that another domain
-holds on the same segment.
+a range private. So no attachment gets an address that another domain holds on the same segment.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +18,8 @@ _DESCRIBED = 4  # ranges of a set in an error
 
 
 class Chooser:
-    """Chooses addresses for one owner, for use on `segment` ("" if unknown) from `since`. The
-    caller changes nothing in the store meanwhile. The time depends on the number of exclusions and
-    of addresses that other domains hold, but not on the size of a range."""
+    """Chooses addresses for one owner, for use on `segment` ("" if unknown). The caller changes
+    nothing in the store meanwhile. The time does not depend on the size of a range."""
 
     def __init__(self, tables: Tables, owner: Owner, segment: str, boot: str, since: int) -> None:
         self._tables = tables
@@ -36,8 +34,7 @@ class Chooser:
         self, sets: Sequence[RangeSet], alone: Sequence[Range]
     ) -> tuple[ReservedAddress, ...]:
         """Choose one address for each set, in the same order. Raises CNIError 103, 110, 111 or 121.
-        Prefers addresses that the pod held in an earlier sandbox, then the lowest free addresses.
-        No other network may hold an address of the ranges in `alone` on the segment."""
+        Prefers addresses of the pod's earlier sandboxes, then the lowest free addresses."""
         self._require_absent(alone)
         held = self._held_before()
         chosen: dict[int, ReservedAddress] = {}
@@ -55,7 +52,8 @@ class Chooser:
         return reserved
 
     def _held_before(self) -> list[tuple[int, Reservation]]:
-        """The attachment's reservations of earlier boots, and the pod's of earlier sandboxes."""
+        """The attachment's reservations of earlier boots, and those of the pod's earlier
+        sandboxes."""
         own = self._tables.of_attachment(self._owner.attachment)
         alive = [reservation for reservation in own if reservation.boot == self._boot]
         if alive:
@@ -105,12 +103,10 @@ class Chooser:
         )
 
     def _next_free(self, range_: Range, address: int, last: int) -> int:
-        """The lowest address, from `address` on, that no domain holds.
-
-        Returns an address above `last` if all are held. A definition may have hundreds of ranges
-        with the same addresses, and the search holds the store's lock. So the search of a range
-        skips in one step the addresses that the search of another range has passed.
-        """
+        """The lowest address, from `address` on, that no domain holds. Returns an address above
+        `last` if all are held. The search holds the store's lock, and a definition may repeat a
+        range hundreds of times. So a search skips addresses that the search of another range has
+        passed."""
         behind_each = self._behind.setdefault((range_.domain, str(range_.network)), {})
         passed: list[int] = []
         while address <= last:
@@ -130,12 +126,9 @@ class Chooser:
         return address
 
     def _held_by_others(self, range_: Range, first: int) -> range:
-        """The unbroken run of addresses, from `first` on, that other domains hold on this link.
-
-        A network with the same range and the opposite `enable_overlapping_ranges` counts as on the
-        same link even if the link is unknown. The option is only about *other* ranges, and
-        whereabouts keeps one pool for both networks.
-        """
+        """The unbroken run of addresses, from `first` on, that other domains hold on this link. A
+        network with the same range and the opposite `enable_overlapping_ranges` counts too, even if
+        the link is unknown. whereabouts keeps one pool for both networks."""
         domain, cidr = range_.domain, str(range_.network)
         on_segment = self._tables.on_segment(self._segment, first)
         beside = self._tables.in_domain(range_.domain_beside, first)
@@ -203,8 +196,8 @@ class Chooser:
                     )
 
     def _require_quota(self, reserved: Sequence[ReservedAddress]) -> None:
-        """Raise NotAllowed if `reserved` gives the owner's pod or namespace too many addresses. An
-        address that replaces one of an earlier sandbox does not count twice."""
+        """Raise NotAllowed if the pod or its namespace would have too many addresses. An address
+        that replaces one of an earlier sandbox does not count twice."""
         quota, pod = self._owner.quota, self._owner.pod
         if quota is None or not pod.name:
             return
@@ -236,7 +229,7 @@ class Chooser:
 
 
 def held_in(tables: Tables, range_: Range) -> int:
-    """How many of the addresses that the range allows are held."""
+    """The number of held addresses that the range allows."""
     if not range_.parts:
         return 0
     whole = Interval(range_.parts[0].first, range_.parts[-1].last)
@@ -244,7 +237,7 @@ def held_in(tables: Tables, range_: Range) -> int:
 
 
 def exhaustion(tables: Tables, sets: Iterable[RangeSet]) -> str | None:
-    """The ranges of the first set that has no address for a new owner; `None` if all have one."""
+    """Describes the first set without an address for a new owner, or returns `None`."""
     for range_set in sets:
         runs = (
             (part, tables.run_at(range_.domain, part.first))
@@ -269,7 +262,7 @@ def _unbroken(first: int, held: Iterable[tuple[int, bool]]) -> range:
 
 
 def _descriptions(tables: Tables, ranges: Sequence[Range]) -> str:
-    """A few ranges with their counts of held addresses. A count takes time under the lock."""
+    """Describes only a few ranges, because a count takes time under the lock."""
     held: dict[tuple[str, tuple[Interval, ...]], int] = {}
     texts = []
     for range_ in ranges[:_DESCRIBED]:

@@ -1,12 +1,11 @@
-"""The store's rows of blocks of cluster-wide addresses that this node leases.
+"""The store's rows of the blocks that this node leases.
 
-A row is written before a pod gets an address of the block, and is marked `returning` before the
-node returns the lease (`ipam.leases`).
+A row is written before a pod gets an address of the block. The row is marked `returning` before the
+node returns the lease.
 
-A node may disappear without a proof that it is off. Perhaps only its connection failed, and its
-pods still run. So the controller drains the node's blocks instead of deleting them. The next holder
-probes each address of such a block before its first use. The pod's main plugin sends the probe from
-the pod's interface, before it sets the address.
+If a node disappears, its pods may still run. So the controller drains the node's blocks instead of
+deleting them. The next holder probes each address of such a block before its first use. The pod's
+main plugin sends the probe from the pod's interface, before it sets the address.
 """
 
 from collections.abc import Iterable
@@ -34,12 +33,11 @@ class Instance(NamedTuple):
 class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
-    The block has addresses for `domains` (`ranges.domain_of`), the domains of the pools in `space`.
-    No pod gets an address in `kept_out`. The lease was `confirmed` at that time of CLOCK_BOOTTIME
-    in `boot`, and is valid for `max_offline` seconds after that time. `sticky` names the only pod
-    that may use the block (`ipam.leases.sticky`); "" means any pod. Addresses in `unprobed` are
-    probed before their first use, because a lost machine may use them. Another machine answered for
-    addresses in `answered`. All intervals are sorted.
+    The block has addresses for `domains`. No pod gets an address in `kept_out`. The lease was
+    `confirmed` at that time of CLOCK_BOOTTIME in `boot`. After that time, the lease is valid for
+    `max_offline` seconds. `sticky` names the only pod that may use the block, or is "". Addresses
+    in `unprobed` are probed before their first use. Another machine answered for addresses in
+    `answered`. All intervals are sorted.
     """
 
     name: str
@@ -74,8 +72,8 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return self.last - self.first + 1
 
     def is_confirmed(self, boot: str, now: float) -> bool:
-        """Whether new pods may get addresses of the block at `now` (CLOCK_BOOTTIME). Confirmations
-        of other boots do not count."""
+        """Whether new pods may get addresses at `now`. Confirmations of other boots do not
+        count."""
         is_recent = self.boot == boot and 0 <= now - self.confirmed < self.max_offline
         return self.state == "usable" and is_recent
 
@@ -84,8 +82,8 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return is_here and is_within(parse(reservation.address), self.unprobed)
 
     def probed(self, seen: Iterable[Interval], answered: Iterable[Interval]) -> "LeasedBlock":
-        """The block after probes of `seen`. `answered` has the addresses for which another machine
-        answered."""
+        """The block after probes of `seen`. Another machine answered for addresses in
+        `answered`."""
         holes = merged(seen)
         return msgspec.structs.replace(
             self,

@@ -71,9 +71,8 @@ class StoreMeta(NamedTuple):
 
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
-    """Open an existing database, and read just enough to see that it opens. Without `shared`,
-    SQLite uses no shared memory. Shared memory needs room on the disk, and a truncated file would
-    end the process (SIGBUS)."""
+    """Open an existing database. Without `shared`, SQLite uses no shared memory. Shared memory
+    needs room on the disk, and a truncated file would end the process (SIGBUS)."""
     uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
@@ -119,15 +118,14 @@ def has_content(path: Path) -> bool:
 
 
 def remove(database: Path) -> None:
-    """Remove a database and SQLite's other files for it."""
     for suffix in ("", *BESIDE):
         database.with_name(f"{database.name}{suffix}").unlink(missing_ok=True)
 
 
 class Database:
-    """An open database. Raises sqlite3.Error and Damage. A writer holds the store's lock. A
-    database that stays open (`kept`) between transactions is shared with other processes.
-    `is_shared` says whether sharing succeeded."""
+    """An open database. Raises sqlite3.Error and Damage. A writer holds the store's lock. A `kept`
+    database stays open between transactions. `is_shared` says whether other processes can open
+    it."""
 
     def __init__(self, path: Path, *, kept: bool = False) -> None:
         self.meta: StoreMeta
@@ -156,18 +154,18 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Close the database. The last process that closes it writes the WAL back."""
+        """The last process that closes the database writes the WAL back."""
         self.connection.close()
 
     def abandon(self) -> None:
-        """Close the database as a kill would: the WAL is not written back."""
+        """Close the database like a kill, without writing the WAL back."""
         # sqlite3_interrupt() ends the checkpoint of a close before its first page.
         self.connection.interrupt()
         self.connection.close()
 
     def look(self) -> None:
-        """Begin a read transaction, which reads one unchanged state. `end` ends the transaction, or
-        `change` makes it a write transaction."""
+        """Begin to read one unchanged state, until `end`. `change` may write in the same
+        transaction."""
         self._execute("BEGIN")
         self._read_meta()
 
@@ -178,8 +176,8 @@ class Database:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Write in one transaction, and count it. Raises CNIError if the transaction failed and its
-        changes may still be in the database. After any other error, nothing was changed."""
+        """Write in one transaction, and count the transaction. Raises CNIError if a failed write
+        may still be in the database. After any other error, nothing was changed."""
         seq = self.meta.seq
         try:
             if not self.connection.in_transaction:
@@ -197,12 +195,9 @@ class Database:
         self._execute("COMMIT")
 
     def _was_undone(self, seq: int) -> bool:
-        """Whether a failed transaction left no change in the database.
-
-        SQLite may have rolled the transaction back. SQLite may also have written all of it before
-        memory ran out. So this opens the database again, as a later process will do. Returns False
-        if the database does not open.
-        """
+        """Whether a failed transaction left no change. SQLite may have rolled the transaction back,
+        or may have written it before memory ran out. So this opens the database again, as a later
+        process will do."""
         try:
             self.abandon()
             self._open()
@@ -228,7 +223,7 @@ class Database:
 
 
 def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:
-    """The CNIError for one of FAILURES; `outcome` is the state of the change."""
+    """The CNIError for one of FAILURES. `outcome` is the state of the change."""
     if isinstance(error, OtherVersion):
         return CNIError(
             Code.STORE_DAMAGED,
@@ -253,8 +248,8 @@ def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CN
 
 
 def shows_damage(error: BaseException | None, directory: Path) -> bool:
-    """Whether the files cannot be trusted after this error. Such files must stay unchanged, and
-    closing a database would write its WAL back."""
+    """Whether the files are damaged. Damaged files must stay unchanged. Closing a database would
+    write its WAL back."""
     if isinstance(error, CNIError):
         return error.code == Code.STORE_DAMAGED
     if not isinstance(error, FAILURES):
@@ -280,7 +275,7 @@ def _explained_sqlite(error: sqlite3.Error, directory: Path, outcome: str) -> CN
 
 
 def _damaged(directory: Path, seen: str, outcome: str) -> CNIError:
-    """The error for a damaged store, in one line of ASCII. SQLite may quote many damaged lines."""
+    """The error in one line of ASCII, because SQLite may quote many damaged lines."""
     line = " ".join(seen.encode("ascii", "backslashreplace").decode().split())[:_SEEN_LIMIT]
     return CNIError(
         Code.STORE_DAMAGED,

@@ -1,10 +1,9 @@
-"""Checks the store of a node, and builds it again.
+"""Checks the store of a node, and builds a damaged store again.
 
-A new store gets its reservations from the journal of attachments. If an interface in a network
-namespace has an address that the journal lacks, no pod gets this address (`AddressesInUse`). Only
-the store's identity and the lessee are read from the damaged file. If the lessee is readable, the
-blocks come back from the API server (`leases.confirmation`). The damaged files are kept as
-`*.damaged-<time>`.
+A new store gets its reservations from the journal of attachments. If an interface has an address
+that the journal lacks, no pod gets this address (`AddressesInUse`). Only the store's identity and
+the lessee are read from the damaged file. If the lessee is readable, the blocks come back from the
+API server (`leases.confirmation`). The damaged files are kept as `*.damaged-<time>`.
 """
 
 import os
@@ -44,7 +43,8 @@ Say = Callable[[str], None]
 
 
 class LivingAddress(NamedTuple):
-    """An interface's address in a living network namespace, with its path and inode."""
+    """An interface's address in a network namespace. `namespace` is the path of a file with
+    `inode`."""
 
     address: str
     ifname: str
@@ -60,10 +60,9 @@ class LivingAddress(NamedTuple):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """The addresses that pods have by the journal and by the kernel, in this `boot`. `journal` has
-    the addresses of attachments, `living` the addresses of interfaces. `begun` are the start times
-    (since 1970) of ADDs whose addresses are not in the journal yet. `unseen` names the attachments
-    whose interfaces could not be read."""
+    """The addresses of this node's pods. `journal` has the addresses of attachments, `living` the
+    addresses of interfaces. `begun` has the start times (since 1970) of ADDs that are not in the
+    journal yet. `unseen` names the attachments whose interfaces could not be read."""
 
     boot: str = ""
     journal: tuple[Reservation, ...] = ()
@@ -97,8 +96,8 @@ _NO_FACTS = NodeFacts()
 
 
 def check(directory: Path, say: Say, facts: NodeFacts = _NO_FACTS) -> bool:
-    """Whether the store is undamaged and has all addresses of the attachments' journal. Changes
-    nothing, and delays no call. Passes each problem to `say`."""
+    """Whether the store is undamaged and has all addresses of the journal. Changes nothing, and
+    delays no call. Passes each problem to `say`."""
     try:
         with snapshot(directory) as tables:
             if tables is not None:
@@ -126,8 +125,8 @@ def rebuild(directory: Path, say: Say) -> None:
 
 
 def replace(directory: Path, lock: StoreLock, say: Say) -> None:
-    """Set the store's files aside, and put an empty database of the same lessee in place. The
-    caller holds the lock, and has no file open. A kill leaves the old or the new files."""
+    """Set the store's files aside, and make an empty database of the same lessee. The caller holds
+    the lock, and has no file open. A kill leaves the old or the new files."""
     lock.note(lock.noted()._replace(lost=True))  # for the next process after a kill
     meta, lessee = None, None
     if has_content(directory / DATABASE) or has_content(directory / WAL):
@@ -148,7 +147,7 @@ def new_store() -> StoreMeta:
 
 
 def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> None:
-    """Replace the database by an empty database in one step. The old files are gone."""
+    """Replace the database by an empty database in one step."""
     temporary = database.with_name(f"{database.name}.new")
     remove(temporary)
     try:
@@ -166,8 +165,8 @@ def build(database: Path, meta: StoreMeta, lessee: Instance | None = None) -> No
 
 
 def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
-    """Add the journal's reservations that the store lacks. If there are any, or changes were
-    `lost`, the API server must confirm all blocks again, because a lease may have ended."""
+    """Add the journal's reservations that the store lacks. After a loss, the API server must
+    confirm all blocks again, because a lease may have ended."""
     missing = absent(tables, facts)
     if missing or lost:
         with tables.change():
@@ -178,10 +177,8 @@ def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
 
 
 def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
-    """The journal's reservations that the store lacks.
-
-    If an address has two reservations, the reservation of this boot counts.
-    """
+    """The journal's reservations that the store lacks. Of two reservations of an address, only the
+    one of this boot counts."""
     missing: dict[tuple[str, str], Reservation] = {}
     for entry in sorted(facts.journal, key=lambda entry: entry.boot == facts.boot):
         attachment = entry.attachment
@@ -206,7 +203,7 @@ def _in_ranges(tables: Tables, living: Iterable[LivingAddress]) -> list[LivingAd
 
 
 def _identity(path: Path) -> tuple[StoreMeta | None, Instance | None]:
-    """The identity and the lessee of a damaged database that no other process uses."""
+    """The caller is the only user of the damaged database."""
     try:
         connection = connect(path)
     except UNREADABLE:
@@ -220,7 +217,7 @@ def _identity(path: Path) -> tuple[StoreMeta | None, Instance | None]:
 
 
 def _row(connection: sqlite3.Connection, statement: str, shape: type[T]) -> T | None:
-    """The first row of the statement; `None` if it cannot be read."""
+    """Returns `None` if the row cannot be read."""
     try:
         return msgspec.convert(connection.execute(statement).fetchone(), shape)
     except (*UNREADABLE, msgspec.ValidationError):
@@ -228,7 +225,6 @@ def _row(connection: sqlite3.Connection, statement: str, shape: type[T]) -> T | 
 
 
 def _unused_aside(path: Path) -> Path:
-    """A new name next to `path` for the damaged file: `<name>.damaged-<time>`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     first = path.with_name(f"{path.name}.damaged-{stamp}")
     candidates = (first.with_name(f"{first.name}.{number}") for number in range(1, 1000))

@@ -1,4 +1,4 @@
-"""The terms of the store: owners, reservations, grants, and the errors about them."""
+"""Owners, reservations, grants, and errors about them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,12 +10,11 @@ from cni.spec.errors import CNIError, Code
 from ipam.ranges import Range
 
 UNNAMED = " imported"
-"""The network of reservations from a store without network names. Real names have no leading
-space. Container and interface identify the attachment."""
+"""The network of imported reservations without a network name. Real names have no leading space."""
 
 
 def unnamed(attachment: Attachment) -> Attachment:
-    """The attachment under which an import without network names reserved its addresses."""
+    """The attachment of reservations from an import without network names."""
     return Attachment(UNNAMED, attachment.container_id, attachment.ifname)
 
 
@@ -28,7 +27,7 @@ class Quota(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """An attachment, its pod (by the names that the runtime sent), and the pod's quota."""
+    """`pod` has the names that the runtime sent."""
 
     attachment: Attachment
     pod: Pod = Pod()
@@ -36,11 +35,11 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """An address held by an attachment. The fields are in the order of the columns.
+    """An address that an attachment holds. The fields are in the order of the columns.
 
-    The address is unique in its `domain`. `range` is the network of its range (CIDR). It was
-    reserved in the boot `boot`, at the time `since` (seconds since 1970). `segment` is the link on
-    which it is used, "" if unknown. All hosts on one segment can reach each other.
+    The address is unique in its `domain`. `range` is the network of the range (CIDR). `since` is in
+    seconds since 1970. `segment` is the link of the address, or "" if unknown. All hosts on one
+    segment can reach each other.
     """
 
     domain: str
@@ -62,7 +61,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
     @property
     def holder(self) -> str:
-        """The holder for an error: the attachment, and the pod if it is known."""
+        """The attachment, and the pod if it is known."""
         pod = f"pod {self.pod_name}, " if self.pod else ""
         return f"{pod}{self.attachment}"
 
@@ -72,8 +71,7 @@ class Reservation(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
 
     def is_of(self, pod: Pod) -> bool:
-        """Whether the pod holds the reservation: by uid if both have a uid, else by namespace and
-        name."""
+        """Whether the pod holds the reservation. Compares names only if a uid is missing."""
         if self.uid and pod.uid:
             return self.uid == pod.uid
         # A name without a namespace identifies no pod: podman and bare CNI_ARGS may send one.
@@ -82,8 +80,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class AddressTaken(CNIError):
-    """A requested address is in use. The caller sees the message. Only the operator sees
-    `holder`, because it may be another tenant's pod."""
+    """Only the operator sees `holder`, because it may be another tenant's pod."""
 
     def __init__(self, message: str, holder: str = "") -> None:
         super().__init__(Code.ADDRESS_TAKEN, message)
@@ -91,10 +88,8 @@ class AddressTaken(CNIError):
 
 
 class AddressInUse(CNIError):
-    """Another machine on the link has addresses that a pod was about to get.
-
-    `answers` maps each such address to the hardware address of the machine that answered.
-    """
+    """Another machine on the link has addresses that a pod was about to get. `answers` maps these
+    addresses to the hardware addresses of the machines."""
 
     def __init__(self, answers: Mapping[str, str]) -> None:
         listed = ", ".join(f"{address} ({who})" for address, who in answers.items())
@@ -125,16 +120,15 @@ class ReservedAddress(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The result of one `reserve`, in the order of its range sets. `undo` needs only this.
-    Addresses in `unprobed` must be probed before they are set."""
+    """The result of one `reserve`, in the order of its sets. Addresses in `unprobed` must be probed
+    before they are set."""
 
     granted: tuple[ReservedAddress, ...] = ()
     unprobed: tuple[str, ...] = ()
 
 
 class RangeUsage(msgspec.Struct, frozen=True):
-    """How many addresses of a range are held and free. `used` counts all held addresses of its
-    `domain`, including those of earlier boots."""
+    """`used` includes the addresses of earlier boots."""
 
     domain: str
     range: str

@@ -1,7 +1,7 @@
 """The store's lock, and reads that do not block writers.
 
 Every transaction of a call holds the lock. A reader holds the lock only while it opens and closes
-the database. Meanwhile, SQLite shows the reader the state at its start.
+the database. In between, SQLite shows the reader one unchanged state.
 """
 
 import os
@@ -23,19 +23,16 @@ _LENGTH = 80  # bytes of the line in the lock file
 
 
 class Noted(NamedTuple):
-    """How many transactions the store has had, and whether some were `lost` in this boot."""
+    """The number of transactions, and whether some were `lost` in this boot."""
 
     seq: int = 0
     lost: bool = False
 
 
 class StoreLock(LockFile):
-    """The lock of the store in `directory`.
-
-    SQLite cannot detect a truncated WAL or an older copy of the database. So the lock file has a
+    """SQLite cannot detect a truncated WAL or an older copy of the database. So the lock file has a
     line that counts transactions in this boot. The line is written after a commit, in place and not
-    synced. If the line is old, damaged or missing, only this check is lost.
-    """
+    synced. A bad line only disables this check."""
 
     def __init__(self, directory: Path, *, stay_open: bool = False) -> None:
         super().__init__(
@@ -92,8 +89,8 @@ def take(lock: LockFile, directory: Path, timeout: float) -> None:
 
 @contextmanager
 def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock]:
-    """Hold the lock of the store in `directory`. Failures in the block become CNIErrors. Raises
-    CNIError 5, 112, and 11 if another process holds the lock for `timeout` seconds."""
+    """Hold the store's lock. Failures become CNIErrors. Raises CNIError 11 after `timeout`
+    seconds."""
     lock = StoreLock(directory)
     take(lock, directory, timeout)
     try:
@@ -106,10 +103,8 @@ def locked(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[StoreLock
 
 @contextmanager
 def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables | None]:
-    """Read the present state of the store. Returns `None` without a store.
-
-    Other processes continue meanwhile. Raises CNIError 5, 11 or 112.
-    """
+    """Read the present state. Yields `None` without a store. Other processes continue meanwhile.
+    Raises CNIError 5, 11 or 112."""
     if not directory.is_dir():
         yield None
         return
@@ -140,7 +135,7 @@ def snapshot(directory: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[Tables 
 
 
 def opened(directory: Path, *, kept: bool) -> Tables | None:
-    """The database below `directory`; `None` if there is none. Raises FAILURES."""
+    """Returns `None` without a database. Raises FAILURES."""
     if has_content(directory / DATABASE):
         return Tables(directory / DATABASE, kept=kept)
     if has_content(directory / WAL):

@@ -1,7 +1,7 @@
-"""The address store of one node: SQLite under a file lock.
+"""The operations of the address store. Each method is one transaction.
 
-Every method is one transaction. Raises CNIError 5 if the system refuses an operation, 11 if the
-lock is not free in time, 112 if the store is damaged.
+Raises CNIError 5 if the system refuses an operation. Raises CNIError 11 if the lock is not free in
+time. Raises CNIError 112 if the store is damaged.
 """
 
 import threading
@@ -25,9 +25,9 @@ MOST = 256  # ranges in the metrics
 
 
 class SqliteStore:
-    """The reservations of this node. `files` opens the store; a directory is opened for each call.
-    `boot` identifies this boot. Reservations of other boots are
-    stale: their pods may get them back until a sweep, or a full range, releases them all."""
+    """The reservations of this node. A directory in `files` is opened for each call. `boot`
+    identifies this boot. Reservations of other boots are stale. Their pods may get them back, until
+    a sweep or a full range releases them."""
 
     def __init__(
         self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
@@ -48,12 +48,12 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """Reserve one address of each set for `owner`, for use on `segment`: all or none.
+        """Reserve one address of each set for `owner`, or no address.
 
-        No other domain holds one of these addresses on the same segment. Raises CNIError 103 if the
-        attachment already holds addresses, 110 if a set has no free address, and AddressTaken if
-        another owner holds a fixed address. Raises CNIError 121 if another network holds an address
-        of a range in `alone` on the segment, or if the owner's quota is too small.
+        No other domain holds these addresses on `segment`. Raises CNIError 103 if the attachment
+        already holds addresses. Raises CNIError 110 if a set has no free address. Raises
+        AddressTaken if another owner holds a fixed address. Raises CNIError 121 if the quota is too
+        small, or another network on the segment holds an address of `alone`.
         """
         return self.reserve_seen(owner, lambda tables: sets, segment=segment, alone=alone)
 
@@ -65,10 +65,7 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """Like `reserve`, with the sets that `seen` returns for the present tables.
-
-        Reserves nothing if `seen` returns no set.
-        """
+        """Like `reserve`, with the sets that `seen` returns. Reserves nothing without a set."""
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
@@ -109,7 +106,8 @@ class SqliteStore:
                         tables.put_block(block)
 
     def undo(self, grant: Grant) -> None:
-        """Undo one `reserve`: restore the reservations that it replaced, and keep later changes."""
+        """Undo one `reserve`. Restores replaced reservations of other boots. Keeps later
+        changes."""
         with self._files.transaction() as tables:
             put, drop = [], []
             for reserved in grant.granted:
@@ -117,8 +115,8 @@ class SqliteStore:
                 held = tables.at(reservation.domain, parse(reservation.address))
                 if held != reservation:
                     continue
-                # An earlier sandbox of this boot is gone. Its DEL may have run already: then no
-                # call would release a restored address.
+                # The DEL of an earlier sandbox of this boot may have run. Then no call would
+                # release a restored address.
                 if reserved.replaced is None or reserved.replaced.boot == self.boot:
                     drop.append(reservation)
                 else:
@@ -179,12 +177,12 @@ class SqliteStore:
             return full
 
     def look(self, seen: Callable[[Tables], object]) -> None:
-        """Call `seen` with the tables, which it must not change."""
+        """Call `seen`, which must not change the tables."""
         with self._files.transaction() as tables:
             seen(tables)
 
     def usage(self, asked: Sequence[Range]) -> list[RangeUsage]:
-        """The usage of these ranges, and of the whole networks of other reserved ranges."""
+        """The usage of these ranges, and of the networks of other reserved ranges."""
         with self._files.snapshot() as tables:
             return [] if tables is None else usage_of(tables, asked)
 
@@ -193,10 +191,8 @@ class SqliteStore:
             return [] if tables is None else list(tables.all())
 
     def load(self, reservations: Sequence[Reservation]) -> int:
-        """Add all missing reservations, or none after an error. Returns their number.
-
-        Raises CNIError 111 if another holder has one of the addresses.
-        """
+        """Add all missing reservations, or none after an error. Returns their number. Raises
+        CNIError 111 if another holder has an address."""
         new: dict[tuple[str, str], Reservation] = {}
         conflicts = []
         with self._files.transaction() as tables:
@@ -247,8 +243,8 @@ def _interval(reservation: Reservation) -> Interval:
 
 
 def _is_same(held: Reservation, new: Reservation) -> bool:
-    """Whether both reservations are of one holder. An import may lack the network's name, and the
-    pod may have a new sandbox meanwhile."""
+    """Whether both reservations have one holder. An import may lack the network's name, and the pod
+    may have a new sandbox meanwhile."""
     if held.attachment == new.attachment:
         return True
     is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
@@ -265,7 +261,7 @@ class SeenRanges:
         self._ranges: OrderedDict[tuple[object, ...], Range] = OrderedDict()
 
     def see(self, sets: Iterable[RangeSet]) -> None:
-        """Record the ranges of a network. Drops the ranges that were not seen for longest."""
+        """Record the ranges of a network. Drops the least recent ranges."""
         with self._lock:
             for range_set in sets:
                 for range_ in range_set.ranges:
@@ -281,11 +277,8 @@ class SeenRanges:
 
 
 def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
-    """The usage of each range in `asked`.
-
-    If reservations are in other networks, also the usage of each of these networks as a whole. Of
-    more than MOST ranges, leaves out ranges without a reservation first. Takes a step for each run
-    of taken addresses, and a step of SQLite for each reservation."""
+    """The usage of each range in `asked`, and of each other network with reservations. Of more than
+    MOST ranges, ranges without a reservation are left out first."""
     named = {(range_.domain, range_.network) for range_ in asked}
     ranges = {(range_.domain, _spelling(range_)): range_ for range_ in asked}
     for range_ in _others(tables, named):

@@ -1,14 +1,12 @@
 """Opens a store's files, checks them, and closes them.
 
-An agent keeps the files open between transactions. A process for one call or command does not. The
-lock is held only during a transaction. SQLite shows the commits of other processes. But SQLite does
-not notice that another program replaced or changed a file. So each transaction first compares the
-files' status.
+An agent keeps the files open between transactions. The lock is held only during a transaction.
+SQLite does not notice that another program replaced or changed a file. So each transaction first
+compares the files' status.
 
-A process that reserves addresses can read the node's `facts`. It checks the database at the first
-opening, and after another program changed files. It rebuilds a damaged database (`repair`). If
-changes were lost, it compares the store with the facts. Each process that opens the store later in
-this boot also compares them.
+A process with the node's `facts` checks the database at the first opening, and after another
+program changed files. Such a process rebuilds a damaged database (`repair`). If changes were lost
+in this boot, each such process compares the store with the facts.
 """
 
 import threading
@@ -42,9 +40,8 @@ _CLOSE_TIME = 2.0  # seconds
 
 
 class StoreFiles:
-    """The files of the store in `directory`, for one transaction at a time, of any thread. If
-    `kept`, they stay open between transactions, until `close`. Without `facts`, a damaged store is
-    an error, and a missing store is made new."""
+    """The files of a store, for any thread. If `kept`, the files stay open until `close`. Without
+    `facts`, a damaged store is an error, and a missing store is made new."""
 
     def __init__(
         self,
@@ -106,7 +103,7 @@ class StoreFiles:
 
     @contextmanager
     def handing_out(self) -> Iterator[Tables]:
-        """A `transaction` that reserves addresses. Also raises CNIError 11 soon after a loss."""
+        """A `transaction` that reserves addresses. Raises CNIError 11 soon after a loss."""
         with self.transaction() as tables:
             if self._lost_at is not None:
                 self._settle_loss(tables, self._lost_at)
@@ -116,7 +113,7 @@ class StoreFiles:
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
-        """The sets without addresses that interfaces have but no attachment reserved."""
+        """The sets without `AddressesInUse`."""
         if not self._in_use.addresses:
             return sets
         ranges = [range_ for range_set in sets for range_ in range_set.ranges]
@@ -147,11 +144,8 @@ class StoreFiles:
                 self._lock.note(Noted(self._seq, noted.lost))
 
     def close(self) -> None:
-        """Close the files, and keep none open from now on.
-
-        A running transaction keeps its files open. Creates no file if the directory is gone. A
-        second call does nothing.
-        """
+        """Close the files, and keep none open from now on. A running transaction keeps its files
+        open. Creates no file if the directory is gone."""
         if self._closed:
             return
         self._closed = True
@@ -183,7 +177,7 @@ class StoreFiles:
         return self._tables
 
     def _opened(self) -> Tables:
-        """The database, checked if a check is due, and built again if it is damaged."""
+        """Open the database. Checks the database if a check is due, and rebuilds a damaged one."""
         noted = self._lock.noted()
         counted = noted._replace(seq=max(noted.seq, self._seq))
         if self._facts is None:
@@ -222,13 +216,13 @@ class StoreFiles:
             raise
 
     def _is_known_to_journal(self) -> bool:
-        """Whether the journal has addresses of this boot although the store is missing."""
+        """Whether the journal has addresses of this boot."""
         assert self._facts is not None
         facts = self._facts()
         return any(each.boot == facts.boot for each in facts.journal)
 
     def _look(self, tables: Tables, *, lost: bool) -> None:
-        """Compare the store with the node's facts. If changes were `lost` just now, pods may have
+        """Compare the store with the facts. If changes were `lost` just now, pods may have
         addresses that the facts do not show yet."""
         assert self._facts is not None
         if lost:
@@ -274,7 +268,7 @@ class StoreFiles:
     def _close(self, error: BaseException | None = None) -> None:
         """Close the files, after `error` if there was one. Does not write to files that another
         program changed, because the WAL may be of another database. Does not write to damaged
-        files either: the next opening reads them in full."""
+        files, which the next opening reads in full."""
         tables, self._tables = self._tables, None
         if tables is None:
             return
@@ -293,8 +287,7 @@ class StoreFiles:
 
 
 def open_store(directory: Path, *, kept: bool = False) -> Tables:
-    """The database below `directory`, made if it is missing. Raises FAILURES. The caller holds the
-    lock and closes the database."""
+    """Open the database, or make a new one. The caller holds the lock. Raises FAILURES."""
     tables = snapshot.opened(directory, kept=kept)
     if tables is None:
         repair.build(directory / DATABASE, repair.new_store())

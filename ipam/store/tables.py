@@ -1,4 +1,4 @@
-"""Reads and writes the tables: reservations, runs of taken addresses, leased blocks.
+"""Reads and writes reservations, runs of taken addresses, and leased blocks.
 
 Reservations and runs have the same addresses in two forms. Each change of an address compares both
 forms, and raises Damage if they differ.
@@ -26,8 +26,6 @@ _BLOCK_COLUMNS = "name, first, last, unprobed, content"
 
 
 class Tables(Database):
-    """An open database with its tables."""
-
     def run_at(self, domain: str, address: int) -> Interval | None:
         run = self._run_up_to(domain, address)
         return run if run is not None and run.last >= address else None
@@ -52,7 +50,6 @@ class Tables(Database):
         return None if row is None else _reservation_of(row)
 
     def of_other_boots(self, boot: str) -> list[Reservation]:
-        """All reservations from other boots."""
         return [
             *self._indexed(
                 "INDEXED BY by_boot WHERE boot < ?", (boot,), lambda row: row.boot < boot
@@ -95,7 +92,7 @@ class Tables(Database):
         return [reservation for reservation in by_place if reservation.is_of(pod)]
 
     def count_of_namespace(self, namespace: str, boot: str) -> int:
-        """How many addresses the namespace's pods hold since this boot."""
+        """How many addresses the namespace's pods hold in this boot."""
         (count,) = self._execute(
             "SELECT COUNT(*) FROM reservation INDEXED BY by_name "
             "WHERE namespace = ? AND pod != '' AND boot = ?",
@@ -104,8 +101,7 @@ class Tables(Database):
         return int(count)
 
     def on_segment(self, segment: str, address: int) -> Iterator[tuple[int, str]]:
-        """The held addresses on a segment, from `address` on, lowest first, each with its
-        domain. An unknown segment ("") has none."""
+        """Held addresses from `address` on, lowest first, with domains. Segment "" has none."""
         for key, domain in self._execute(
             "SELECT address, domain FROM reservation INDEXED BY by_segment "
             "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
@@ -173,7 +169,7 @@ class Tables(Database):
         return list(map(_seen, rows))
 
     def instance(self) -> Instance | None:
-        """The identity under which the store leases; `None` before the first lease."""
+        """Returns `None` before the first lease."""
         row = self._execute("SELECT instance, machine FROM lessee").fetchone()
         return None if row is None else Instance(*row)
 
@@ -237,8 +233,8 @@ class Tables(Database):
         self.load(())
 
     def load(self, reservations: Iterable[Reservation]) -> None:
-        """Add many reservations and build the runs again. Raises sqlite3.IntegrityError if an
-        address is already reserved."""
+        """Add reservations and build the runs again. Raises IntegrityError if an address is
+        taken."""
         self.connection.executemany(
             f"INSERT INTO reservation VALUES ({_MARKS})",
             (_reservation_row(reservation) for reservation in reservations),
@@ -260,7 +256,6 @@ class Tables(Database):
         self._execute("DELETE FROM block WHERE name = ?", (name,))
 
     def put_instance(self, instance: Instance) -> None:
-        """Lease under this identity from now on."""
         self._execute("REPLACE INTO lessee VALUES (1, ?, ?)", instance)
 
     def _indexed(
@@ -283,8 +278,7 @@ class Tables(Database):
         return None if row is None else _run_of(row)
 
     def _runs_around(self, domain: str, address: int) -> tuple[Interval | None, Interval | None]:
-        """The last run that begins at `address` or below, and the run that begins at the next
-        address."""
+        """The last run that begins at or below `address`, and the run at `address + 1`."""
         rows = self._execute(
             "SELECT domain, first, last FROM run WHERE domain = ? AND first <= ? "
             "ORDER BY first DESC LIMIT 2",
@@ -369,5 +363,5 @@ def _block_of(row: tuple[Any, ...]) -> LeasedBlock:
     return block
 
 
-# Rows are decoded under the store's lock.
+# Cached, because rows are decoded under the store's lock.
 _seen = lru_cache(1024)(_block_of)
