@@ -1,11 +1,11 @@
-"""The GPUs of this node, the pools that offer the GPUs, and the limits of containers.
+"""Offers the GPUs of this node to containers, and limits the use of shared GPUs.
 
-- `driver` finds the GPUs and the driver's files, and queries NVML for memory, use and errors.
+- `driver` finds the GPUs and queries NVML.
 - `pools` offers GPUs and shares of GPUs to the kubelet.
-- `limits` writes the limits of each container into files for the library in `gpu/shim`.
-- `watch` compares the limits with the driver's figures and corrects compute shares.
+- `limits` writes the limits of each container into files.
+- `watch` compares the use of each container with the limits.
 - `limit_service` runs `limits` and `watch`.
 
-`gpu/shim` has the C libraries that containers load in place of NVIDIA's libraries. `make gpu`
-builds the libraries (docs/developers/gpu-library.md).
+`gpu/shim` has C libraries that containers load in place of NVIDIA's libraries
+(docs/developers/gpu-library.md).
 """

@@ -1,4 +1,4 @@
-"""The types of the configuration of GPU pools and limits. `gpu_pool_keys` reads config.yaml."""
+"""The settings of GPU pools and GPU limits. `gpu_pool_keys` reads the settings."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ Placement = Literal["spread", "pack"]
 Action = Literal["report", "kill"]  # for a group that uses more memory than its limit
 
 CONTEXT_RESERVE = 400 << 20  # bytes charged for a CUDA context until it is measured
-RESERVE = 256 << 20  # bytes of each GPU; no container gets these bytes
+RESERVE = 256 << 20  # bytes of each GPU that no container gets
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     shapes: tuple[Shape, ...] = ()  # mode "slices"
     memory_resource: str = "alnair/vgpu-memory"  # mode "units"
     compute_resource: str = "alnair/vgpu-compute"  # mode "units": an id is 1 % of time
-    unit: int = 1 << 30  # mode "units": bytes that an id of `memory_resource` has
+    unit: int = 1 << 30  # mode "units": bytes per id of `memory_resource`
     devices: tuple[str, ...] = ()  # addresses and UUIDs; () selects every GPU
     placement: Placement = "pack"
     reserve: int = RESERVE
@@ -41,7 +41,6 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """The extended resources that the pool offers."""
         if self.mode == "replicas":
             return (self.resource,)
         if self.mode == "slices":
@@ -49,7 +48,6 @@ class GpuPoolConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (self.memory_resource, self.compute_resource)
 
     def selects(self, gpu: GPU) -> bool:
-        """Whether `devices` lists the GPU or is empty."""
         return not self.devices or gpu.address in self.devices or gpu.uuid in self.devices
 
 

@@ -102,10 +102,7 @@ def driver_mount(value: object, where: str) -> SharedFile:
 
 
 def _directory(text: str, where: str, least: int = 1) -> PurePosixPath:
-    """Read a directory's path.
-
-    The path must have at least `least` components; "/" counts as one.
-    """
+    """Read a path of at least `least` components. "/" counts as one."""
     path = PurePosixPath(text)
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < least:
         raise DocumentError(

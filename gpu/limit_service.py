@@ -1,4 +1,4 @@
-"""Runs the agent's work for GPU limits: the groups, their sockets, and the watch."""
+"""The agent's thread for GPU limits and the health of GPUs."""
 
 import logging
 import threading
@@ -38,15 +38,12 @@ _log = logging.getLogger(__name__)
 
 
 class GpuService(StepThread):
-    """Limits and health of GPUs on this node. `groups` and `shims` can be used before `start`.
+    """Limits and health of the node's GPUs. `groups` and `shims` can be used before `start`.
 
     Args:
-        paths: the node's directories; the directories of groups are below `run`.
         listed: returns the current tenants.
-        settings: the driver's directory, and the action at over-use.
         report: is called for each over-use and each refused process.
         limited: returns the GPUs that pools offer as shares. `None`: all GPUs of the node.
-        regions: makes the groups' regions. `None`: puts each region on a tmpfs.
         sick: is called with the UUID and the fault of a GPU that becomes unhealthy.
     """
 
@@ -86,22 +83,18 @@ class GpuService(StepThread):
         self._looked = float("-inf")
 
     def watch_health(self) -> None:
-        """Start to query the health of GPUs."""
         super().start()
 
     def faults(self) -> Mapping[str, str]:
         return self._health.faults
 
     def prepare(self) -> None:
-        """Start to query the driver, and wait up to `PATIENCE` seconds for its first answer."""
+        """Query the driver, and wait up to `PATIENCE` seconds for the first answer."""
         self.watch_health()
         self._asked.wait(PATIENCE)
 
     def start(self) -> None:
-        """Register processes and compare their use with the limits.
-
-        From now on `listed` must return all tenants.
-        """
+        """Enforce limits. From now on, `listed` must return all tenants."""
         if self._begun.is_set():
             return
         if self._thread is None:
@@ -110,16 +103,16 @@ class GpuService(StepThread):
         self._begun.set()
 
     def memory(self) -> Mapping[str, GpuMemory]:
-        """The memory of each GPU by UUID, as the driver reported it.
+        """The memory of GPUs, by UUID.
 
-        Raises HostError with the reason if the driver could not report the memory of any GPU.
+        Raises HostError if the driver has reported no memory and cannot be used now.
         """
         if not self._memory and self._problem:
             raise HostError(self._problem)
         return dict(self._memory)
 
     def close(self) -> None:
-        """Stop. The files of the groups stay for the next agent."""
+        """The files of the groups stay for the next agent."""
         self._registrar.close()
         super().close()  # waits only a short time, because the driver may hang
 
@@ -135,7 +128,7 @@ class GpuService(StepThread):
         )
 
     def _owned(self) -> dict[str, int | None]:
-        """The minor numbers of the GPUs that pools offer as shares, by UUID."""
+        """The minor numbers of GPUs that pools offer as shares, by UUID."""
         if self._limited is None:
             return self._present()
         return {gpu.uuid: gpu.minor for gpu in self._limited() if gpu.uuid}
@@ -148,7 +141,6 @@ class GpuService(StepThread):
         self._close_driver()
 
     def step(self) -> float:
-        """Query the driver, correct compute shares, and compare use with the limits."""
         try:
             driver = self._driver()
             due = time.monotonic() - self._looked >= LOOK - TICK / 2
@@ -176,7 +168,7 @@ class GpuService(StepThread):
             self._close_driver()  # by now another driver may be loaded
 
     def _driver(self) -> Nvml | None:
-        """The open NVML; `None` if the node has no GPU or NVML cannot be used."""
+        """The open NVML; `None` if there is no GPU or NVML cannot be used."""
         if self._nvml is None and time.monotonic() - self._tried >= TRY_AGAIN:
             if not self._present():
                 self._problem = NO_DRIVER
@@ -192,7 +184,6 @@ class GpuService(StepThread):
         return self._nvml
 
     def _learn(self, driver: Nvml) -> None:
-        """Check the health of all GPUs; read the memory size of new ones."""
         present = self._present().keys()
         self._health.look(driver, present)
         for uuid in present - self._memory.keys():
