@@ -1,4 +1,4 @@
-"""The socket of a group, where its processes register; the kernel identifies the processes."""
+"""The socket of a group, where processes register. The kernel identifies each process."""
 
 import errno
 import logging
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gpu.limits import processes
 
-BACKLOG = 512  # more than a group has slots: the kernel refuses no process that may register
+BACKLOG = 512  # above the number of slots: a process for each slot can wait
 BURST = 1024.0  # clients of a group that the agent accepts at once after a pause
-PATIENCE = 30.0  # seconds for a request: a client on a busy node may be slow
+PATIENCE = 30.0  # seconds that a client has to send a request
 _SO_PEERPIDFD = 77  # asm-generic/socket.h; Linux 6.5
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Registrant:
     listener: GroupSocket
     socket: socket.socket
     deadline: float = field(default_factory=lambda: time.monotonic() + PATIENCE)
-    awaited: bool = False  # epoll watches for its request
+    awaited: bool = False  # epoll watches the socket
 
 
 def peer(connection: socket.socket) -> tuple[int, int] | None:
@@ -59,7 +59,7 @@ def peer(connection: socket.socket) -> tuple[int, int] | None:
 
 
 def listen(directory: Path) -> socket.socket:
-    """Open agent.sock in `directory`; replace an earlier agent's socket. Raises OSError."""
+    """Make agent.sock in `directory`, or replace an earlier agent's socket. Raises OSError."""
     parent = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:

@@ -1,15 +1,13 @@
 """The groups of this node and their files. A group is the processes of one container.
 
-The directory of a group has
+The container of a group sees these parts of the group's directory in /run/podfabric/gpu:
 
-    limits       mounted read-only as /run/podfabric/gpu/limits
-    region       mounted read-write as /run/podfabric/gpu/region
-    agent/       mounted read-only as /run/podfabric/gpu/agent; it has the agent's socket
+    limits   read-only
+    region   read-write, on a separate file system (`region_tmpfs`)
+    agent/   read-only, has the agent's socket
 
-The directory is on a tmpfs, below a directory that only root can enter. Both files are created with
-their full content. After that they are only written in place, because a mount keeps showing the
-file that was mounted. The tenant can write to the region, so the region has its own file system
-(`region_tmpfs`).
+Both files are only written in place, because a mount keeps showing the file that was mounted. Only
+root can enter the directories of groups.
 """
 
 import os
@@ -40,10 +38,9 @@ class GroupFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Groups:
-    """All groups of the node. Several threads and processes may use them.
+    """All groups of the node. Any thread and process may use them.
 
-    Methods raise GroupError and OSError. `make` calls `made` with the group's name before it
-    returns. `remove` calls `removed` after the files are gone.
+    Methods raise GroupError and OSError.
     """
 
     def __init__(self, root: Path, *, regions: RegionTmpfs | None = None) -> None:
@@ -61,11 +58,10 @@ class Groups:
         self._opening: set[str] = set()  # groups whose file a tenant has leased
 
     def make(self, group: str, limit: Limit) -> Path:
-        """Make or change a group before its container starts. Returns its directory.
+        """Make or change a group before its container starts. Returns the group's directory.
 
-        Undamaged files for the same GPU stay, with the allocations of the group's processes, and
-        get the new limit. Other files are replaced. Raises GroupError if a living process uses
-        files that must be replaced.
+        Undamaged files for the same GPU stay and get the new limit. Other files are replaced.
+        Raises GroupError if a living process uses files that must be replaced.
         """
         limits_file.check_limit(group, limit)
         directory = self.root / group
@@ -85,7 +81,7 @@ class Groups:
         limits_file.check_name(group)
         directory = self.root / group
         with self._exclusive():
-            # Remove `limits` first: if a kill follows, a directory without `limits` is not a group.
+            # `limits` first: a directory without `limits` is not a group, even after a kill.
             for name in ("limits", "agent/agent.sock", "agent/.new"):
                 with suppress(FileNotFoundError, NotADirectoryError):
                     files.remove(directory / name, durable=False)
@@ -129,10 +125,7 @@ class Groups:
         return Region(f"{self.root}/{group}/region", of.allocation)
 
     def set_compute(self, group: str, kappa: float, settled: float) -> None:
-        """Set `kappa`, the factor of estimated costs, and `settled`, the GPU time settled so far.
-
-        `settled` is in seconds. A positive value delays the group's launches.
-        """
+        """Set two fields of the group's Limit. `settled` is in seconds."""
         with self._exclusive():
             opened, settled_ns = self._open(group), round(settled * 1e9)
             opened.write(
@@ -140,7 +133,7 @@ class Groups:
             )
 
     def settle(self, group: str) -> None:
-        """Write the limit again, which completes a change that a killed agent began."""
+        """Complete a change that a killed agent began."""
         with self._exclusive():
             opened = self._open(group)
             limit = opened.limit()
@@ -161,10 +154,7 @@ class Groups:
             return registered
 
     def mark_dead(self, group: str, registrations: Mapping[int, int]) -> None:
-        """Mark the processes with these registrations dead, by slot.
-
-        A process that registered later in the same slot stays alive.
-        """
+        """Mark processes dead, by slot. A later registration in the slot stays alive."""
         self._change(
             group,
             registrations,

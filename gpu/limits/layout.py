@@ -1,6 +1,6 @@
-"""Binary layouts of the files `limits` and `region` and of the messages (gpu/shim/layout.h).
+"""Binary layouts of the files `limits` and `region` and of the messages.
 
-Each class PfX is struct pf_x. The header explains the fields; a test compares the offsets.
+Each class PfX is struct pf_x of gpu/shim/layout.h, which explains the fields.
 """
 
 from ctypes import LittleEndianStructure, c_int64, c_uint8, c_uint32, c_uint64, sizeof

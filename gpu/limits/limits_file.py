@@ -1,8 +1,8 @@
-"""The limits of a group, in its file `limits`. Only the agent writes the file; processes read it.
+"""The file `limits` of a group. The agent writes the file, and the group's processes read it.
 
-A writer makes the sequence number odd, changes the content, and makes the number even again. Each
-pwrite(2) holds the inode's lock, which orders the writes on every architecture. After a writer was
-killed, the next writer makes the number even. Only one writer may write at a time: see `Groups`.
+A writer makes the sequence number odd, changes the content, and makes the number even again. After
+a writer was killed, the next writer makes the number even. Each pwrite(2) holds the inode's lock,
+which orders the writes on every architecture.
 """
 
 import os
@@ -30,15 +30,15 @@ _GPU, _PROCESS = sizeof(layout.PfGpuLimit), sizeof(layout.PfProcess)
 
 
 class LimitsInvalid(Exception):
-    """The file does not exist, or this version did not write it. The text names the file."""
+    """The file does not exist, or another version wrote it."""
 
 
 class LimitsLeased(LimitsInvalid):
-    """A tenant's lease keeps the agent from opening the file for a while."""
+    """A tenant's lease delays the opening of the file."""
 
 
 class GroupError(Exception):
-    """Limits cannot be set. The text names the group and the remedy."""
+    """Limits cannot be set."""
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -65,12 +65,11 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitsFile:
-    """An open file `limits`. `__init__` raises LimitsInvalid; methods raise OSError too.
+    """An open file `limits`. Raises LimitsInvalid, and methods also raise OSError.
 
     The caller ensures that there is one writer at a time. While the file is open for writing, no
-    tenant can take a lease of it (fcntl(2), F_SETLEASE). With `waits` the constructor waits for the
-    end of a tenant's lease. The kernel ends the lease within /proc/sys/fs/lease-break-time seconds,
-    which is 45 by default.
+    tenant can take a lease of the file (fcntl(2), F_SETLEASE). With `waits`, the constructor waits
+    until a lease ends, by default at most 45 seconds (/proc/sys/fs/lease-break-time).
     """
 
     def __init__(self, path: Path | str, *, waits: bool = False) -> None:
@@ -117,10 +116,7 @@ class LimitsFile:
         return whole and (status.st_dev, status.st_ino) == self._place
 
     def header(self) -> layout.PfLimitsHeader:
-        """The header.
-
-        The file's content is stable while the sequence number in the header is even and unchanged.
-        """
+        """The file's content is stable while the sequence number is even and unchanged."""
         return layout.PfLimitsHeader.from_buffer_copy(self._read(0, layout.GPU_AT))
 
     def limit(self) -> Limit:
@@ -137,7 +133,7 @@ class LimitsFile:
         )
 
     def processes(self) -> dict[int, Registered]:
-        """The entries of processes, by slot. Leaves out slots that were never registered."""
+        """The entries by slot, without slots that were never registered."""
         content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
         registrations = memoryview(content).cast("Q")[:: _PROCESS // 8]  # each entry's first field
         return {
@@ -155,18 +151,14 @@ class LimitsFile:
     def write(
         self, limit: Limit | None = None, processes: Mapping[int, Registered] | None = None
     ) -> None:
-        """Change the limit and the entries of some slots in one change.
-
-        Writes nothing if the content stays the same, because all processes read the file again
-        after each change.
-        """
+        """Write the limit and the entries of slots in one change, unless nothing changes."""
         changes = [(layout.GPU_AT, _gpu(limit))] if limit is not None else []
         for slot, process in (processes or {}).items():
             changes.append((layout.PROCESS_AT + slot * _PROCESS, _process(process)))
         (sequence,) = struct.unpack("<Q", self._read(_SEQUENCE_AT, 8))
         is_whole = sequence % 2 == 0
         if is_whole and all(self._read(at, len(content)) == content for at, content in changes):
-            return
+            return  # a write would make all processes read the file again
         odd = sequence | 1  # already odd if a writer was killed
         files.write_at(self._descriptor, struct.pack("<Q", odd), _SEQUENCE_AT)
         for offset, content in changes:
@@ -236,7 +228,7 @@ def bytes_of(uuid: str) -> bytes:
 
 
 def check_name(group: str) -> None:
-    """Raise GroupError if the name is invalid. A directory has the same name."""
+    """Raise GroupError if a group cannot have this name."""
     if not _NAME.fullmatch(group):
         raise GroupError(
             f"group {group!r}: the name is invalid: use a letter or digit, then up to 199 letters, "

@@ -1,4 +1,4 @@
-"""The registered, living processes of all groups. A pidfd of each process shows its end."""
+"""Watches the registered processes of all groups until the processes end."""
 
 import os
 import select
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpu.limits import processes
 
-REMEMBERED = 3.0  # seconds after a process' end: the driver reports its use late
+REMEMBERED = 3.0  # seconds; the driver reports the use of an ended process late
 
 
 @dataclass(eq=False)
@@ -17,14 +17,14 @@ class LivingProcess:
     pidfd: int
     pid: int
     start_time: int
-    slots: dict[tuple[str, int], int] = field(default_factory=dict)  # their registrations
+    slots: dict[tuple[str, int], int] = field(default_factory=dict)  # registrations by slot
 
 
 class LivingProcesses:
     """The living processes and their slots. Any thread may use it.
 
-    A process that loses its last slot is dropped, so a group has at most as many pidfds as slots.
-    The pidfds are in `epoll` and become readable when their processes end.
+    The pidfd of a process is in `epoll` and becomes readable when the process ends. A process
+    without a slot is dropped, so a group has at most as many pidfds as slots.
     """
 
     def __init__(self, epoll: select.epoll) -> None:
@@ -48,10 +48,7 @@ class LivingProcesses:
             }
 
     def last_groups_of(self, pids: Iterable[int]) -> dict[int, str]:
-        """The groups of registered processes and of recently ended processes, by pid.
-
-        By now, the pid of an ended process may belong to another process.
-        """
+        """Like `groups_of`, with recently ended processes. Their pids may be in use again."""
         with self._lock:
             self._forget_ended(time.monotonic())
             ended = {pid: self._ended[pid][0] for pid in pids if pid in self._ended}

@@ -1,11 +1,8 @@
-"""Registers the processes of groups, and marks them dead in `limits` when they end.
+"""Registers the processes of groups, and marks ended processes dead in `limits`.
 
-Each group has its own socket, in the directory that its container sees. The kernel identifies the
-connected process (SO_PEERCRED and a pidfd). The container of the process must hold the group. Each
-group has its own backlog, number of clients and rate, so no group can delay the clients of another
-group.
-
-gpu/shim/layout.h describes the protocol.
+The kernel identifies the process that connects to a group's socket (SO_PEERCRED and a pidfd). The
+container of the process must hold the group. Backlog, number of clients and rate are per group, so
+no group can delay another group. gpu/shim/layout.h describes the protocol.
 """
 
 import logging
@@ -64,25 +61,21 @@ _REFUSED = {
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A refused process: its tenant, and the text `VERSION`, `STRANGER`, `SLOT` or `BUSY`."""
+    """A refused process. `text` is `VERSION`, `STRANGER`, `SLOT` or `BUSY`."""
 
     tenant: Tenant
     text: str
 
 
 class Refusals:
-    """Logs refusals and calls `report` for them, at a limited rate. Any thread may use it."""
+    """Logs and reports refusals at a limited rate. Any thread may use it."""
 
     def __init__(self, report: Callable[[Refusal], object] = lambda refusal: None) -> None:
         self._report = report
         self._seldom = Seldom()
 
     def report(self, tenant: Tenant, text: str, detail: str = "") -> None:
-        """Report a refusal. Only the log gets `detail`.
-
-        Drops a refusal that was reported less than `QUIET` seconds ago, because a tenant can cause
-        any number of refusals.
-        """
+        """Drops a refusal that was reported in the last `QUIET` seconds."""
         if not self._seldom.may_say((tenant.group, text), QUIET):
             return
         pod = f"pod {tenant.pod}, container {tenant.container}"
@@ -110,7 +103,6 @@ class Registrar(StepThread):
         self._ticked = 0.0
 
     def start(self) -> None:
-        """Adopt the processes of an earlier agent, and serve the sockets of all groups."""
         self._epoll.register(self._end, select.EPOLLIN)
         self._groups.made, self._groups.removed = self._listen, self._forget
         for group in self._groups.names():
@@ -122,7 +114,7 @@ class Registrar(StepThread):
         super().start()
 
     def close(self) -> None:
-        """Stop. The files of the sockets stay until the next agent replaces them."""
+        """The files of the sockets stay until the next agent replaces them."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -184,7 +176,7 @@ class Registrar(StepThread):
         os.eventfd_write(self._end, 1)
 
     def step(self) -> float:
-        """Serve the ready sockets and clients. Waits up to `TICK` seconds for one."""
+        """Wait up to `TICK` seconds for clients, and serve them."""
         ready = [descriptor for descriptor, _ in self._epoll.poll(TICK)]
         with self._lock:
             ended = [fd for fd in ready if fd not in {*self._listeners, *self._clients}]
@@ -269,10 +261,7 @@ class Registrar(StepThread):
                 client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _registered(self, group: str, request: PfRequest, pid: int, pidfd: int) -> PfAnswer | None:
-        """Register a process in the requested slot. Keeps or closes `pidfd`.
-
-        Returns `None` if the process has ended.
-        """
+        """Keeps or closes `pidfd`. Returns `None` if the process has ended."""
         status, detail = layout.STATUS_BUSY, ""
         tenant: Tenant | None = None
         try:
@@ -306,10 +295,7 @@ class Registrar(StepThread):
         return PfAnswer(status)
 
     def _is_taken(self, group: str, slot: int, pid: int, start_time: int) -> bool:
-        """Whether another living process is registered in the slot and uses it.
-
-        A process that got its answer too late has released the slot.
-        """
+        """Whether another living process is registered in the slot and has not released it."""
         registration = self.living.other_holder(group, slot, pid, start_time)
         if registration is None:
             return False
@@ -321,7 +307,7 @@ class Registrar(StepThread):
         return use is not None and use.registration == registration
 
     def _mark_dead(self, dead: Mapping[str, Mapping[int, int]]) -> None:
-        """Mark processes dead. After an error the next tick tries again."""
+        """After an error, the next tick tries again."""
         for group, slots in dead.items():
             try:
                 self._groups.mark_dead(group, slots)
@@ -332,7 +318,7 @@ class Registrar(StepThread):
                         self._unmarked.setdefault(group, {}).update(slots)
 
     def _warn(self, group: str, text: str) -> None:
-        """Log a warning that a tenant can cause, with a limited rate."""
+        """Log at a limited rate, because a tenant can cause the warning."""
         if self._seldom.may_say(group, QUIET):
             _log.warning("GPUs: group %s: %s", group, text)
 

@@ -1,8 +1,7 @@
 """Reads facts about processes of the host in /proc, such as the container of a process.
 
-Sources: cgroups(7), proc(5); pkg/kubelet/cm/pod_container_manager_linux.go and
-cgroup_manager_linux.go for the cgroups of pods; containerd's CRI plugin, CRI-O and cri-dockerd for
-the cgroups of containers, with the drivers cgroupfs and systemd.
+Sources: cgroups(7) and proc(5). The kubelet (pkg/kubelet/cm/pod_container_manager_linux.go and
+cgroup_manager_linux.go) names the cgroups of pods. Container runtimes name inner cgroups.
 """
 
 import os
@@ -81,7 +80,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def pidfd_of(pid: int) -> int | None:
-    """A pidfd of a process, which never means a later process; `None` if the process has ended."""
+    """A pidfd of a process; `None` if the process has ended."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -89,11 +88,7 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether the process has ended.
-
-    If it has not, all facts that were read by its pid since the opening of the pidfd are about this
-    process.
-    """
+    """Whether the process has ended. Until then, its pid belongs to no other process."""
     return bool(ended((pidfd,)))
 
 
@@ -114,10 +109,7 @@ def sees_the_host() -> bool:
 
 
 def mounted_region(pid: int) -> Mount | None:
-    """The file that a process has mounted as its region.
-
-    Returns `None` if the process has no region, or too many mounts.
-    """
+    """The region that a process has mounted; `None` without one or with too many mounts."""
     try:
         with open(procfs.name(f"{pid}/mountinfo"), "rb") as file:  # noqa: PTH123
             content = file.read(_MOST_MOUNTINFO + 1)
@@ -134,7 +126,7 @@ def mounted_region(pid: int) -> Mount | None:
 
 
 def place_of(path: Path) -> Mount:
-    """The place in its file system of a path that this process sees. Raises OSError."""
+    """The place of a path within its file system. Raises OSError."""
     resolved = str(path.resolve(strict=True))
     best, inside = Mount("", "/"), "/"
     for line in procfs.lines(os.fsdecode(files.read("/proc/self/mountinfo"))):

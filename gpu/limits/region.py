@@ -1,8 +1,7 @@
-"""The file `region` of a group: the use of the GPU as the group's processes report it.
+"""The file `region`, where the processes of a group report their use of the GPU.
 
-The tenant can write anything to the file. So the agent reads the file with pread(2): a mapping
-would cause SIGBUS if the tenant truncated the file. Numbers are clamped to possible values. False
-numbers have no effect on another group.
+The tenant can write anything to the file. False numbers have no effect on other groups. The agent
+uses pread(2), because a mapping would cause SIGBUS if the tenant truncated the file.
 """
 
 import os
@@ -25,19 +24,16 @@ _FIELDS = struct.Struct("<I28xQ8xQ8x")  # of struct pf_slot: state, registration
 
 
 class RegionInvalid(Exception):
-    """The file is missing, or the tenant has damaged it. The text names the file and the error."""
+    """The file is missing, or the tenant has damaged it."""
 
 
 class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The use of the GPU as the group reports it, in bytes, counts and ns.
-
-    Points in time are of CLOCK_MONOTONIC. Only `tat` may be in the future.
-    """
+    """The use of the GPU as the group reports it. Points in time are ns of CLOCK_MONOTONIC."""
 
     used_bytes: int
     peak_bytes: int
     denied: int
-    tat: int
+    tat: int  # the group has paid until this point, which may be in the future
     backlogged_at: int  # 0: never
     longest_ns: int
     longest_at: int
@@ -45,7 +41,7 @@ class RegionUse(msgspec.Struct, frozen=True, kw_only=True):
     throttled: int
     wait_ns: int
     last_launch: int  # 0: never
-    launched_ns: int  # GPU time of all launches that paid, as estimated
+    launched_ns: int  # estimated GPU time of all launches that paid
     finished_ns: int
     paid_ns: int
     paid_finished_ns: int
@@ -60,10 +56,7 @@ class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Region:
-    """An open file `region`. Every method raises RegionInvalid.
-
-    `allocation` has the 16 bytes from `limits`.
-    """
+    """An open file `region`. `allocation` has 16 bytes, as in `limits`. Raises RegionInvalid."""
 
     def __init__(self, path: Path | str, allocation: bytes) -> None:
         self._path = path
@@ -89,7 +82,7 @@ class Region:
         os.close(self._descriptor)
 
     def use(self) -> RegionUse:
-        """The group's use of its GPU. Counts of slots are from the opening of the file."""
+        """The last three fields are from the opening of the file."""
         gpu = layout.PfGpu.from_buffer_copy(self._read(layout.USE_AT, _GPU))
         now, use = time.monotonic_ns(), {}
         for name in RegionUse.__struct_fields__:
@@ -132,7 +125,7 @@ class Region:
 
 
 def content_of(allocation: bytes) -> bytes:
-    """The content of a new file: no memory is used, and the mutex is unlocked."""
+    """The content of a new file, with an unlocked mutex."""
     header = layout.PfRegionHeader()
     header.magic, header.version = layout.REGION_MAGIC, layout.VERSION
     header.size = layout.REGION_SIZE

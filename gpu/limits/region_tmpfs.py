@@ -1,15 +1,11 @@
-"""Makes a file system for each region. Its size is exactly that of the region.
+"""Makes a tmpfs(5) for each region, which has exactly the size of the region.
 
-The tenant may try to enlarge its region. On a shared tmpfs the region would then take memory from
-the host and from other groups. On a file system of this size the tenant gets ENOSPC. The file
-system is mounted only while the region is made. Then the region is bind-mounted at its path in the
-group's directory. The file system exists as long as this mount or the
-container's mount exists.
+A tenant that enlarges its region gets ENOSPC. On a shared tmpfs, the region would take memory from
+the host and from other groups.
 
-The mounts are made in the host's mount namespace, where the runtime sees them. An agent in a
-container sees the mounts if its directory is mounted with HostToContainer propagation.
-
-Source: tmpfs(5).
+The region is bind-mounted at its path, and then the tmpfs is unmounted. The tmpfs exists as long as
+a bind mount of the region exists. All mounts are made in the host's mount namespace, where the
+container runtime sees the mounts. An agent in a container needs HostToContainer propagation.
 """
 
 import errno
@@ -26,21 +22,18 @@ _BESIDE = ".room"
 
 
 class RegionTmpfs:
-    """Makes and removes regions. One thread at a time may use it.
-
-    If the agent is killed, mounts may remain. The next `put` or `remove` removes them.
-    """
+    """One thread at a time may use it. `put` and `remove` also remove a killed agent's mounts."""
 
     def __init__(self) -> None:
         self._possible = False
 
     def put(self, path: Path, content: bytes) -> None:
-        """Make the region at `path`; replace an earlier one. Raises OSError."""
+        """Make or replace the region at `path`. Raises OSError."""
         mounts.in_host(partial(_put, path, content))
 
     def remove(self, path: Path) -> None:
         """Remove the region at `path` if it exists. Raises OSError."""
-        if path.parent.exists():  # if not, do not require the right to unmount
+        if path.parent.exists():  # unmounting would need a capability
             mounts.in_host(partial(_remove, path))
 
     def obstacle(self, root: Path) -> str | None:
@@ -66,7 +59,7 @@ class RegionTmpfs:
 
 
 def _put(path: Path, content: bytes) -> int:
-    """Make the region. Returns the device number of its file system."""
+    """Returns the device number of the region's file system."""
     _remove(path)
     path.touch(0o600)
     beside = path.parent / _BESIDE

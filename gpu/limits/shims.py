@@ -1,4 +1,4 @@
-"""Checks whether this node can enforce limits with the shims. Lists the files for containers."""
+"""Checks whether this node can enforce limits, and lists the files for containers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,14 +10,11 @@ from gpu.gpu_pool import GpuLimitSettings
 from gpu.limits import processes
 from host.errors import HostError
 
-LOOK_AGAIN = 5.0  # seconds between checks; the driver's directories may have thousands of entries
+LOOK_AGAIN = 5.0  # seconds between checks, which may read thousands of directory entries
 
 
 class Shims:
-    """The shims on this node. One thread at a time may use it.
-
-    `groups_obstacle` returns the reason why no group can be made, or `None`.
-    """
+    """The libraries of gpu/shim on this node. One thread at a time may use it."""
 
     def __init__(
         self, paths: Paths, settings: GpuLimitSettings, groups_obstacle: Callable[[], str | None]
@@ -37,7 +34,7 @@ class Shims:
         return self._problem
 
     def files(self) -> Sequence[SharedFile]:
-        """The files of the driver and the shims for a container. Raises HostError."""
+        """The driver's files and the libraries for a container. Raises HostError."""
         return driver_files.shared(driver_files.installed(self._seen), self._root, self._shims)
 
     def _obstacle(self) -> str | None:

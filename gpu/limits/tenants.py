@@ -1,4 +1,4 @@
-"""The containers that hold groups. Finds the container of a process of the host."""
+"""Finds the tenant of a process of the host. A tenant is a container that holds a group."""
 
 import threading
 from collections import OrderedDict
@@ -24,12 +24,12 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenants:
-    """Finds the tenant of a process among the tenants of `listed`. Any thread may use it.
+    """Finds the tenant of a process. Any thread may use it. `listed` returns all tenants.
 
-    The cgroup of the process identifies the pod. If the pod has several groups, the file that the
-    process has mounted as its region identifies the group: a process can mount only the region of
-    its own group. A process that called chroot(2) does not show its mounts. For such a process, the
-    container's cached group or the mounts of its ancestors count.
+    The cgroup of a process identifies the pod. If the pod has several groups, the mounted region
+    identifies the group, because a process can mount only the region of its group. A process that
+    called chroot(2) does not show its mounts. For such a process, the container's cached group or
+    the mounts of an ancestor count.
     """
 
     def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:
@@ -66,10 +66,7 @@ class Tenants:
     def _by_mount(
         self, possible: Sequence[Tenant], container: Container, pid: int
     ) -> Tenant | None:
-        """The tenant whose region is mounted in the process, or else in its nearest ancestor.
-
-        Only ancestors in the same container count.
-        """
+        """Find the region that the process, or an ancestor in its container, has mounted."""
         for _ in range(_MOST_ANCESTORS):
             mounted = processes.mounted_region(pid)
             if mounted is not None:
