@@ -25,10 +25,7 @@ class Attribution:
     def memory(
         self, used: Mapping[str, PidBytes]
     ) -> tuple[dict[tuple[str, str], dict[int, int]], dict[str, dict[int, int]]]:
-        """The bytes that each process uses: by group and GPU, then by pid.
-
-        The second mapping has the processes without a group: by GPU, then by pid.
-        """
+        """Bytes by group, GPU and pid. The second mapping has processes without a group."""
         groups = self._groups_of(pid for of_gpu in used.values() for pid in of_gpu)
         by_group: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
         unaccounted: dict[str, dict[int, int]] = {uuid: {} for uuid in used}
@@ -42,7 +39,7 @@ class Attribution:
     def used_time(
         self, used: Mapping[str, Mapping[int, UsedTime]]
     ) -> dict[tuple[str, str], UsedTime]:
-        """The time that each group used of each GPU. Processes that have just ended count too."""
+        """Used time by group and GPU. Processes that have just ended count too."""
         pids = {pid for of_gpu in used.values() for pid in of_gpu}
         groups = self._living.last_groups_of(pids) | {
             pid: group for pid, group in self._groups_of(pids).items() if group is not None
@@ -61,7 +58,7 @@ class Attribution:
         return {pid: registered.get(pid) or self._by_cgroup(pid) for pid in distinct}
 
     def _by_cgroup(self, pid: int) -> str | None:
-        """The group that the container of an unregistered process holds."""
+        """The group of an unregistered process."""
         pidfd = processes.pidfd_of(pid)
         if pidfd is None:
             return None

@@ -1,9 +1,8 @@
-"""Makes compute shares exact: the agent corrects the estimates of the shims' gates.
+"""Corrects the compute shares of groups.
 
-The gate (shim/gate.c) makes a group pay an estimate of GPU time for each launch, and delays a
-launch that the share cannot pay yet. Every `TICK` seconds the agent compares the payments with the
-GPU time that the driver reports, and settles the difference. Then the agent sets `kappa`, the
-factor that corrects the group's estimates (`time_account`).
+The gate (gpu/shim/gate.c) makes a group pay estimated GPU time before each launch. Every `TICK`
+seconds, the agent compares the payments with the GPU time that the driver reports. The agent
+settles the difference by a payment or a refund. The factor `kappa` corrects later estimates.
 
 Times are in seconds unless a name ends in ns. Shares are fractions of a GPU.
 """
@@ -25,39 +24,35 @@ from gpu.watch.time_account import LaunchTimes, TimeAccount
 TICK = 0.5  # seconds from one correction to the next
 
 _LONGEST_KERNEL = 60.0  # seconds; the gate's largest estimate
-_LONGEST_COUNTS = 30.0  # seconds; a longest kernel from before does not count
+_LONGEST_COUNTS = 30.0  # seconds; an older longest kernel does not count
 _LAG = 2.0  # seconds by which the gate lets a group catch up (LAG_NS in gpu/shim/gate.c)
 _NS = 10**9
-_SAME = 1e-6  # smaller changes, of kappa or of seconds, are not written
+_SAME = 1e-6  # smaller changes of `kappa` or `settled` are not written
 
 _log = logging.getLogger(__name__)
 
 
 class GroupUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """The observations of one group on one GPU in a tick."""
+    """The use of a GPU by one group in a tick."""
 
-    used: UsedTime | None  # by all its processes; `None`: the driver did not report this GPU
-    longest_kernel: float = 0.0  # seconds: the group's longest recent kernel or graph
+    used: UsedTime | None  # `None`: the driver did not report the GPU
+    longest_kernel: float = 0.0  # seconds of a recent kernel or graph
     ahead: float = math.inf  # seconds until the gate lets the group launch; negative: it lags
     times: LaunchTimes | None = None  # `None`: the region is unreadable
     at: float | None = None  # the end of the tick by CLOCK_MONOTONIC; `None`: not observed
 
 
 class GroupShare(msgspec.Struct, frozen=True, kw_only=True):
-    """The share of one group on one GPU, and the corrections of its estimates."""
+    """The share of a GPU that one group has, with the corrections."""
 
     share: float
     kappa: float = 1.0
     settled: float = 0.0  # seconds of GPU time to pay in addition to launches; negative: a refund
-    account: TimeAccount | None = None  # `None`: no account yet
+    account: TimeAccount | None = None
 
 
 def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
-    """The observations of a group until `now_ns` (CLOCK_MONOTONIC).
-
-    The tenant can write any number into its region. A false number changes only the share of the
-    tenant that wrote it.
-    """
+    """The tenant writes `use`. A false number changes only the share of this tenant."""
     counts = now_ns - _LONGEST_COUNTS * _NS <= use.longest_at <= now_ns
     longest = use.longest_ns / _NS if counts else 0.0
     return GroupUsage(
@@ -75,11 +70,10 @@ def observe(used: UsedTime | None, use: RegionUse, now_ns: int) -> GroupUsage:
 
 
 def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
-    """Return the group with the corrections for the next tick.
+    """The group with the corrections for the next tick.
 
-    If the region is unreadable, the tenant has damaged it, and the group counts as having paid
-    nothing since the last readable tick. A group whose launches never paid is not corrected,
-    because no gate sees its launches.
+    A group with a damaged region counts as having paid nothing in this tick. A group that never
+    paid for a launch is not corrected, because no gate delays its launches.
     """
     account, settled, kappa = group.account, group.settled, group.kappa
     times = usage.times or (account.points[-1].times if account is not None else None)
@@ -102,25 +96,20 @@ def corrected(group: GroupShare, usage: GroupUsage) -> GroupShare:
 
 
 class ShareController:
-    """Corrects the compute shares of all groups at each call. One thread at a time may call it.
-
-    The files of the groups keep the corrections, so the next agent continues with these values.
-    """
+    """Corrects the compute shares of all groups. One thread at a time may call it."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._accounts: dict[str, TimeAccount | None] = {}  # by group
-        self._allocations: dict[str, bytes] = {}  # the allocations in the groups' files, by group
+        self._allocations: dict[str, bytes] = {}  # by group
 
     def __call__(
         self, used: Mapping[tuple[str, str], UsedTime], measured: Mapping[str, float]
     ) -> None:
-        """Correct the shares after a tick. `used` has the used time by group and GPU UUID.
+        """Correct the shares after a tick. `used` is by group and GPU.
 
-        `measured` has, by UUID of each GPU that the driver reported, the variance of a group's time
-        in seconds². A group on such a GPU that is not in `used` used no time. A group on a GPU that
-        the driver did not report, for example in MIG mode, is not corrected. A group with
-        unreadable files stays unchanged.
+        `measured` has a variance in seconds² for each GPU that the driver reported. Groups on other
+        GPUs, such as GPUs in MIG mode, are not corrected.
         """
         accounts, allocations = self._accounts, self._allocations
         self._accounts, self._allocations = {}, {}

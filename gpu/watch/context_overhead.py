@@ -1,9 +1,7 @@
-"""Measures the memory of the CUDA contexts and modules of each process.
+"""Measures the overhead of each process: the memory of CUDA contexts and modules.
 
-The overhead is the driver's figure minus the allocations that the process reports. An allocation
-between these two readings would make the difference wrong. So a measurement counts only if the
-reported allocations are the same before and after the driver's answer. The result is the median of
-the last `LOOKS` measurements.
+The overhead is the driver's figure minus the allocations that the process reports. A measurement
+counts only if these allocations are the same before and after the driver's answer.
 """
 
 from collections import defaultdict, deque
@@ -40,10 +38,10 @@ class Overheads:
         used: Mapping[str, PidBytes],
         after: Slots,
     ) -> dict[str, dict[int, Registered]]:
-        """Return the processes whose overhead has changed, by group and slot.
+        """The processes with a changed overhead, by group and slot.
 
-        `used` is the driver's answer by GPU. `before` was read before this answer, `after` after
-        it. The first slot of a process with several slots gets the whole overhead.
+        `used` is the driver's answer by GPU. `before` and `after` were read before and after this
+        answer. The first slot of a process gets the whole overhead.
         """
         changed: dict[str, dict[int, Registered]] = defaultdict(dict)
         seen: set[_Key] = set()
@@ -68,11 +66,7 @@ class Overheads:
         return {group: processes for group, processes in changed.items() if processes}
 
     def measure(self, key: _Key, before: int, device: int, after: int) -> int | None:
-        """The overhead in bytes after one more measurement; `None` if none has counted yet.
-
-        `before` and `after` are the allocations that the process reports, `device` is the driver's
-        figure, all in bytes.
-        """
+        """Add a measurement. Returns the overhead; `None` if no measurement has counted yet."""
         if before == after:
             measured = self._measured.setdefault(key, deque(maxlen=LOOKS))
             measured.append(max(0, device - after))

@@ -1,7 +1,6 @@
-"""Reports or kills processes that use more memory of a GPU than the limit of their group.
+"""Reports a group that uses more memory of a GPU than its limit, or kills its processes.
 
-Over-use counts if two samples in a row show it. Only the driver's figures and the kernel's
-identification of processes count, because tenants cannot change these.
+Only figures of the driver and the kernel count, because a tenant cannot change these figures.
 """
 
 import logging
@@ -18,7 +17,7 @@ from gpu.limits import processes
 from gpu.limits.tenants import Tenant
 from gpu.watch.usage_watch import NodeSample, TenantSample
 
-LOOKS = 2  # samples in a row
+LOOKS = 2  # samples in a row that must show the over-use
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +44,7 @@ class OverUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Enforcement:
-    """Acts on each sample. One thread may use it.
-
-    Args:
-        group_of: returns the group of a pid, or `None`. The kernel must identify the process.
-        report: is called when an over-use begins, and each time that processes were killed.
-        action: `kill` kills the processes; `report` only reports the over-use.
-    """
+    """Calls `report` when an over-use begins and after each kill. One thread may use it."""
 
     def __init__(
         self,
@@ -67,11 +60,7 @@ class Enforcement:
         self._over: dict[str, int] = {}  # samples in a row with over-use, by group
 
     def decide(self, sample: NodeSample, nvml: Nvml | None) -> None:
-        """Act on a sample.
-
-        The count of a tenant starts again at 0 if the sample shows no over-use, or if the driver
-        did not report the GPU.
-        """
+        """Act on each tenant that was above its limit in the last `LOOKS` samples."""
         over = [tenant for tenant in sample.tenants if tenant.overuse_bytes]
         self._over = {
             tenant.tenant.group: self._over.get(tenant.tenant.group, 0) + 1 for tenant in over
@@ -102,11 +91,10 @@ class Enforcement:
 
 
 def _kill(nvml: Nvml, uuid: str, is_member: Callable[[int], bool]) -> tuple[int, ...]:
-    """Kill the processes on a GPU for whose pids `is_member` is true. Returns their pids.
+    """Kill the members of a group that use a GPU. Returns the pids of killed processes.
 
-    By now, another process may have a pid that the driver reported. So this function opens a pidfd
-    for each pid and queries the driver again. It kills a process only if the driver still reports
-    the pid and the process has not ended.
+    By now, a reported pid may belong to another process. So this function opens pidfds, queries the
+    driver again, and kills only processes that the driver still reports.
     """
     held: dict[int, int] = {}
     killed = []

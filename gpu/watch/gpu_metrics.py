@@ -1,8 +1,6 @@
-"""The metrics of GPU limits, from the last sample.
+"""The metrics of GPU limits, without unknown values.
 
 No label has a pid, because pids would add many series.
-
-Metrics leave out unknown values.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +17,11 @@ _ON_GPU = ("namespace", "pod", "container", "gpu_uuid", "gpu")
 _GPU = ("gpu_uuid", "gpu")
 
 Rows = Sequence[tuple[str, str, Callable[[TenantSample], float | None]]]
-"""Name, text, and a function that returns a tenant's value, or `None` if the value is unknown."""
+"""Name, text, and a function that returns a tenant's value, or `None` if unknown."""
 
 
 def _use(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float | None]:
-    """Return a function that reads a value of a tenant's region; `None` if it is unreadable."""
+    """A function that reads a value from a tenant's region; `None` if the region is damaged."""
     return lambda of: None if of.use is None else value(of.use)
 
 
@@ -56,14 +54,7 @@ def families(
     wall: float,
     limited: Sequence[LimitedGPU] = (),
 ) -> Sequence[Metric]:
-    """All metrics.
-
-    Args:
-        kills: the number of killed processes, by group.
-        now: time.monotonic().
-        wall: time.time() at the same moment.
-        limited: the GPUs of which containers get shares.
-    """
+    """All metrics. `now` is time.monotonic(), and `wall` is time.time() at the same moment."""
     if now - sample.at > OLD:
         tenants = tuple(
             replace(tenant, device_bytes=None, overuse_bytes=None, utilization=None)

@@ -1,10 +1,8 @@
-"""Computes the GPU time that processes used from the driver's samples.
+"""Computes the GPU time of processes from the driver's samples.
 
-The driver looks at a GPU once per window (1/6 to 1 s by NVML's documentation) and attributes the
-whole window to one process. A sample of a process has its mean use since the last query, in
-hundredths, and the end of the last window that the driver attributed to the process. So the use of
-processes that share a GPU is correct only on average. docs/developers/gpu-library.md has
-measurements.
+The driver looks at a GPU once per window of 1/6 to 1 s (NVML's documentation). The whole window
+counts for one process. So the time of processes that share a GPU is correct only on average.
+docs/developers/gpu-library.md has measurements.
 """
 
 from collections.abc import Collection
@@ -43,11 +41,9 @@ class SampledTime:
         self._window = _LONGEST_WINDOW
 
     def add(self, samples: Collection[Utilization], now: float) -> dict[int, UsedTime]:
-        """The use by pid since the last call. `samples` are newer than `since_us`.
+        """Used time by pid since the last call. `now` is in seconds of a monotonic clock.
 
-        `now` is the time in seconds, by any steady clock. The use before the first sample is
-        unknown and does not count. After a pause, at most the time since the last call plus one
-        window counts.
+        `samples` are newer than `since_us`. The use before the first sample does not count.
         """
         passed, self._asked = now - self._asked, now
         idle, self._idle = self._idle, not samples

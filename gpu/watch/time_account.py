@@ -1,18 +1,16 @@
-"""Compares the GPU time that a group paid for with the GPU time that it used.
+"""Compares the GPU time that a group paid with the GPU time that the group used.
 
-The gate makes a group pay an estimate before each launch. The driver reports the used time late, by
-at most one tick. The use since any moment has two bounds:
+A group pays an estimate before each launch. The use since any moment has two bounds:
 
     use of the finished launches  <=  use  <=  use of all launches
 
-A group that used more than it paid must pay the difference. If a group paid more for its finished
-launches than it used, it gets the difference back. `after_tick` settles both.
+A group that used more than it paid must pay the difference. A group that used less than it paid for
+finished launches gets the difference back.
 
-kappa = use / estimate is the factor that corrects the estimates. Its two bounds come from the
-estimates of the finished launches and of all launches.
+The factor kappa = use / estimate corrects the estimates. The two bounds limit kappa, too.
 
-The launches of a killed process never finish. These launches count as finished once the group has
-launched nothing and used no time for `_STILL` ticks.
+The launches of a killed process never finish. These launches count as finished after `_STILL` ticks
+in which the group launched nothing and used no time.
 
 Times are in seconds; points in time are of CLOCK_MONOTONIC.
 """
@@ -32,12 +30,12 @@ SMALL_CHANGE = 0.01  # as a fraction of kappa; smaller changes are not applied
 _SURE = 2  # standard deviations; smaller differences may be chance
 _MANY = 12  # a part is negligible in a sum that is this many times as large
 _FEW = 3  # points; with fewer points the driver's delay matters too much
-_FADING = 0.95  # factor of log(kappa) per tick, as far as the bounds of kappa permit
-_STILL = 4  # ticks without use and launches: after them no launch counts as unfinished
+_FADING = 0.95  # factor of log(kappa) per tick: kappa returns to 1
+_STILL = 4  # ticks without use and launches, after which all launches count as finished
 
 
 class LaunchTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU time of a group's launches since its files were made, as the gates report it."""
+    """GPU time of a group's launches, as the gates report it."""
 
     launched: float = 0.0  # estimates of all launches
     finished: float = 0.0  # estimates of finished launches
@@ -66,7 +64,7 @@ class TimeAccount(msgspec.Struct, frozen=True):
 
 
 def begun(times: LaunchTimes, settled: float, at: float) -> TimeAccount:
-    """A new account. The use before this account is unknown."""
+    """A new account. Earlier use is unknown."""
     return TimeAccount((Point(at, UsedTime(times.paid_finished + settled), times),))
 
 
@@ -81,11 +79,10 @@ def after_tick(
     kappa: float,
     longest: float,
 ) -> tuple[TimeAccount, float, float]:
-    """Settle a tick in which the group used `used`.
+    """Settle a tick. Returns the account, `settled` and `kappa` after the tick.
 
     `usable` is the largest refund that the group can use now. The rest waits for later ticks.
-    `longest` is the estimate of the group's longest kernel. Returns the new account, the sum of all
-    settled GPU time, and the new kappa.
+    `longest` is the estimate of the group's longest kernel.
     """
     last = account.points[-1]
     if at - last.at > LONGEST_TICK:
@@ -122,7 +119,7 @@ def _doubt(first: UsedTime, last: UsedTime) -> float:
 
 
 def _lost(account: TimeAccount, used: UsedTime, times: LaunchTimes) -> tuple[float, float]:
-    """The estimates of the launches that never finish, and the payments for these launches."""
+    """The estimates of launches that never finish, and the payments for these launches."""
     lost, paid = times.launched - times.finished, times.paid - times.paid_finished
     recent = account.points[-_STILL:]
     still = used.seconds == 0 and all(
@@ -135,7 +132,7 @@ def _lost(account: TimeAccount, used: UsedTime, times: LaunchTimes) -> tuple[flo
 
 
 def _kappa(points: tuple[Point, ...], kappa: float, longest: float) -> float:
-    """The new kappa: the old `kappa`, changed as far as these points determine the factor."""
+    """The new kappa, from the use and the estimates between the points."""
     first, before, last = points[0], points[-2], points[-1]
     used = last.used.seconds - first.used.seconds
     doubt = _doubt(first.used, last.used)

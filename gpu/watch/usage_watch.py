@@ -1,7 +1,6 @@
-"""Compares the use of each GPU, as the driver reports it, with the limits of the groups.
+"""Samples the use of each GPU by groups and by other processes.
 
-The driver counts all memory of a process, also allocations that the shims do not see. `enforcement`
-acts on the samples.
+The driver counts all memory of a process, even allocations that the shims do not see.
 """
 
 import logging
@@ -24,13 +23,13 @@ from gpu.watch.context_overhead import Overheads
 from gpu.watch.sampled_time import SampledTime, UsedTime
 
 TOLERANCE_BYTES, TOLERANCE = 64 << 20, 0.01  # above the limit: bytes, and a fraction of the limit
-_AHEAD_US = 1_000_000  # by which a sample may be ahead of the wall clock
+_AHEAD_US = 1_000_000  # microseconds that a sample may be ahead of the wall clock
 
 _log = logging.getLogger(__name__)
 
 
 class TenantSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one tenant on its GPU. `None`: unknown."""
+    """The use of a GPU by one tenant. `None`: unknown."""
 
     tenant: Tenant
     uuid: str  # of the GPU
@@ -62,13 +61,9 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Observes all groups and GPUs. One thread may use it.
+    """Samples all groups that have a tenant. One thread may use it.
 
-    Args:
-        groups: the groups.
-        tenants: the holders of the groups; groups without a holder are ignored.
-        living: the registered processes.
-        owned: returns the minor numbers of GPUs to observe even without groups, by UUID.
+    `owned` returns GPUs to sample even without groups, as minor numbers by UUID.
     """
 
     def __init__(
@@ -83,7 +78,7 @@ class Watch:
         self._owned = owned
         self.attribution = Attribution(tenants, living)
         self._overheads = Overheads()
-        # The GPUs that the driver reported in the last tick, with the variance in seconds².
+        # Variance of used times in seconds², by GPU that the driver reported in the last tick.
         self.measured: dict[str, float] = {}
         self._sampled: dict[str, SampledTime] = {}  # by GPU
         self._used_since_look: dict[tuple[str, str], float] = defaultdict(float)  # seconds
@@ -92,10 +87,7 @@ class Watch:
         self._capacities: dict[str, int] = {}  # bytes, by GPU
 
     def look(self, nvml: Nvml | None, problem: str = "") -> NodeSample:
-        """Take a sample.
-
-        If `nvml` is `None`, the sample has only the figures from the groups' files, and `problem`.
-        """
+        """Without `nvml`, the sample has only `problem` and the figures in the groups' files."""
         tenants = {tenant.group: tenant for tenant in self._tenants.listed()}
         files = self._read(tenants)
         before = {group: region.slots for group, region in self._regions(files).items()}
@@ -130,10 +122,7 @@ class Watch:
         )
 
     def tick(self, nvml: Nvml) -> dict[tuple[str, str], UsedTime]:
-        """The time that each group used of each GPU since the last tick.
-
-        Leaves out groups that used no time.
-        """
+        """Used time by group and GPU since the last tick. Leaves out groups that used none."""
         reported: dict[str, dict[int, UsedTime]] = {}
         for uuid in list(self._capacities):
             sampled = self._sampled.setdefault(uuid, SampledTime())
@@ -154,7 +143,7 @@ class Watch:
         return used
 
     def _utilization(self) -> dict[tuple[str, str], float]:
-        """The fraction of time that each group used of each GPU since the last sample."""
+        """The used fraction of a GPU's time since the last sample, by group and GPU."""
         used, self._used_since_look = self._used_since_look, defaultdict(float)
         now = time.monotonic()
         passed, self._looked = now - self._looked, now
@@ -188,7 +177,7 @@ class Watch:
         return files
 
     def _regions(self, files: Mapping[str, GroupFiles]) -> "dict[str, _RegionContent]":
-        """The content of the groups' regions. The content of a damaged region is empty."""
+        """The content of the groups' regions, empty if a region is damaged."""
         contents = {}
         for group, known in files.items():
             contents[group] = _RegionContent({}, None)
