@@ -30,16 +30,14 @@ _PATH_KEYS = frozenset(
 
 
 def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
-    """The remaining allowance of an attachment that uses an IPAM plugin of this type. Raises
-    NotAllowed if no rule allows the type."""
+    """The remaining allowance. Raises NotAllowed if no rule allows the type."""
     return allowance.using("ipamTypes", ipam_type, "ipam.type", ipam_type)
 
 
 def of_configuration(
     allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet]
 ) -> Allowance:
-    """The remaining allowance of an attachment that uses this configuration and gets one address of
-    each set. Raises NotAllowed if no rule allows this."""
+    """The remaining allowance after one address of each set. Raises NotAllowed."""
     if options.scope:
         allowance.require_option("scope", options.scope, "ipam.scope", options.scope)
     key = "ipam.poolName" if options.pools else "ipam.network_name"
@@ -52,8 +50,7 @@ def of_configuration(
 
 
 def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
-    """Raise NotAllowed if another IPAM plugin returned an address that no remaining rule lists, or
-    more addresses than a rule allows."""
+    """Raise NotAllowed if the rules do not allow the addresses that another plugin returned."""
     for ip in result.ips:
         address, _ = parse_interface(ip.address)
         allowance = allowance.within(((address, address),), f"ipam ({ipam_type})", _spelled)
@@ -62,10 +59,8 @@ def of_answer(allowance: Allowance, ipam_type: str, result: Result) -> None:
 
 
 def of_paths(options: dict[str, Any], allowance: Allowance) -> None:
-    """Raise CNIError 121 if a path in another IPAM plugin's options is outside every allowed
-    directory. A tenant writes the options, and the plugin opens the path as root: host-local
-    creates files below `dataDir`; whereabouts writes `log_file` and runs the commands in a
-    kubeconfig."""
+    """Raise CNIError 121 if an option of another IPAM plugin is a path outside the allowed
+    directories. A tenant writes the options, and the plugin opens the path as root."""
     for where, path in _paths(options, "ipam"):
         pure = PurePosixPath(path)
         if ".." in pure.parts or not any(map(pure.is_relative_to, allowance.host_paths)):

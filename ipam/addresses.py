@@ -1,9 +1,8 @@
 """IP addresses as integers, and their text in configurations.
 
-An address is an `int` of 128 bits. IPv4 addresses are stored as IPv4-mapped IPv6 addresses
-(::ffff:0:0/96), so that both families sort in one order. As in the kernel, 10.0.0.1 and
-::ffff:10.0.0.1 are the same address. An IPv4 octet with leading zeros is decimal, as in whereabouts
-(k8s.io/utils/net ParseIPSloppy).
+An address is an `int` of 128 bits. An IPv4 address is the same as its IPv4-mapped IPv6 address
+(::ffff:0:0/96). An IPv4 octet with leading zeros is decimal, as in whereabouts (k8s.io/utils/net
+ParseIPSloppy).
 """
 
 import re
@@ -26,14 +25,14 @@ class Interval(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A network: its first address, and its prefix length of 128 bits. An IPv4 /24 has 120."""
+    """The first address, and the prefix length of 128 bits. An IPv4 /24 has the prefix 120."""
 
     address: int
     prefix: int
 
     @property
     def last(self) -> int:
-        """The highest address: IPv4's broadcast address."""
+        """The highest address, which is IPv4's broadcast address."""
         return self.address | ((1 << (128 - self.prefix)) - 1)
 
     @property
@@ -61,7 +60,7 @@ def text(address: int) -> str:
 
 
 def parse(written: str) -> int:
-    """Read one address. Raises ValueError for other text, also for a prefix length or a zone."""
+    """Raises ValueError for other text, such as a prefix length or a zone."""
     found = address_text.address(_without_zeros(written))
     return int(found) + _offset(found.version)
 

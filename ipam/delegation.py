@@ -1,7 +1,6 @@
-"""Calls an interface plugin's IPAM plugin: ours in-process, any other as a process.
+"""Calls the IPAM plugin of an interface plugin: ours in this process, any other as a process.
 
-`Delegation` chooses the IPAM plugin by `ipam.type`, and returns an object with a method for each
-CNI verb. The object's `undo` is for an ADD that fails in a later step.
+`Delegation` chooses the IPAM plugin by `ipam.type`.
 """
 
 import os
@@ -25,12 +24,11 @@ from policy import rules
 from policy.allowance import Allowance, of_anyone, of_pod
 
 OURS, *TAKEN_OVER = SERVED
-"""OURS is the type of our plugin. Our plugin also serves the types in TAKEN_OVER if no other plugin
-is installed for them."""
+"""Our plugin has the type OURS. It serves a type in TAKEN_OVER if no other plugin is installed."""
 _NONE = IpamConfig()
 _MOST_ANSWERED = 32  # most addresses in use by other machines that one ADD skips
 _MARK = b"podfabric"
-_MARK_WITHIN = 1 << 20  # first bytes of an executable, which are searched for the mark
+_MARK_WITHIN = 1 << 20  # bytes of an executable that are searched for the mark
 
 
 class InProcess:
@@ -47,10 +45,8 @@ class InProcess:
         self._grant = Grant()
 
     def add(self, segment: str | None = None, allowance: Allowance | None = None) -> Result:
-        """Reserve at least one address for the request's attachment, on the link `segment`.
-        Interfaces with the same segment share a link; "" is an unknown link. `allowance` is the
-        attachment's remaining allowance after its device is known. `None` keeps the allowance of
-        the constructor."""
+        """Reserve addresses on the link `segment`; "" is an unknown link. Without `allowance`, the
+        constructor's allowance applies."""
         self._segment, self._allowance = segment, allowance or self._allowance
         with interrupts.held():
             result, self._grant = self._plugin.reserve(
@@ -60,16 +56,14 @@ class InProcess:
 
     @property
     def unprobed(self) -> Sequence[str]:
-        """Addresses of the last result that the caller must probe: another machine may use them."""
+        """Addresses that the caller must probe, because another machine may use them."""
         return self._grant.unprobed
 
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
-        """Record the probes. `answers` maps each address in use to the hardware address that
-        answered.
+        """Record the probes. `answers` has the hardware addresses that answered, by IP address.
 
-        Returns `None` if no machine answered. If a machine answered and the configuration sets
-        `probe`, reserves and returns other addresses, which the caller must probe too. Raises
-        CNIError 11 if a machine answered and no other addresses are reserved.
+        Returns `None` if no machine answered. Otherwise returns other addresses to probe, or raises
+        CNIError 11 if no other addresses are reserved.
         """
         try:
             self._plugin.settle_probes(self._request, self._grant, answers)
@@ -170,11 +164,9 @@ IpamCall = InProcess | ForeignIpam
 
 
 class Delegation:
-    """The IPAM plugins of one node: ours, and other executables in `directory`.
+    """The IPAM plugins of one node: our `plugin`, and other executables in `directory`.
 
-    Our `plugin` runs in this process. It also serves a type of TAKEN_OVER, unless `directory` has
-    another project's executable of that name. Other plugins run only if `policy` allows their type
-    and the paths in their options.
+    Other plugins run only if `policy` allows their type and the paths in their options.
     """
 
     def __init__(self, plugin: AddressPlugin, directory: Path, policy: rules.Source) -> None:
@@ -183,8 +175,7 @@ class Delegation:
         self._policy = policy
 
     def of_add(self, request: Request, allowance: Allowance) -> tuple[IpamCall | None, Allowance]:
-        """The IPAM plugin of an ADD, if any, and the attachment's remaining allowance. Raises
-        CNIError 121 if the rules do not allow the plugin or its options."""
+        """The plugin, if any, and the remaining allowance. Raises CNIError 121 if forbidden."""
         config = request.config.ipam
         _require_plain(config)
         if not config.type:
@@ -196,9 +187,8 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request), allowance
 
     def of(self, request: Request, *, added: IpamConfig = _NONE) -> IpamCall | None:
-        """The IPAM plugin of a CHECK or STATUS, if any. Raises CNIError 121 if the rules allow no
-        pod to use the plugin. `added` is the configuration of the attachment's ADD. The same
-        configuration is not checked again, because the ADD checked it."""
+        """The IPAM plugin of a CHECK or STATUS. Raises CNIError 121 if no pod may use the plugin.
+        The configuration `added`, which an ADD checked, is not checked again."""
         config = request.config.ipam
         if config != added:
             _require_plain(config)
@@ -209,13 +199,12 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request)
 
     def of_removal(self, request: Request, added: bool | None) -> IpamCall | None:
-        """The IPAM plugin for a DEL or a GC; `None` if it has nothing to release.
+        """The IPAM plugin for a DEL or a GC; `None` if the plugin has nothing to release.
 
-        `added` says whether the journal has an ADD with the same configuration. `None` means that
-        the journal is damaged. A plugin that an ADD ran runs again, even if the rules no longer
-        allow the plugin. The rules may forbid any other plugin, or it may be impossible to start
-        that plugin. Then this returns `None`, because the plugin has nothing to release, or raises
-        CNIError if the journal is damaged.
+        `added` says whether the journal has an ADD with this configuration. `None` means that the
+        journal is damaged. A plugin that an ADD ran runs again, even if the rules no longer allow
+        the plugin. Without an ADD, a forbidden or missing plugin has nothing to release. If the
+        journal is damaged, such a plugin raises CNIError.
         """
         config = request.config.ipam
         if added or not config.type:
@@ -234,8 +223,7 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request)
 
     def _allowance(self, request: Request) -> Allowance:
-        """The allowance of a DEL's pod. For a GC or an unknown pod, the allowance of a pod without
-        a name."""
+        """The pod's allowance. A GC or an unknown pod counts as a pod without a name."""
         pod = Pod()
         if request.command == "DEL":
             with suppress(CNIError):
@@ -243,8 +231,8 @@ class Delegation:
         return of_pod(self._policy(), pod)
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
-        """Whether this package serves the type. Raises CNIError 101 if only the runtime has another
-        plugin of that type."""
+        """Whether our plugin serves the type. Raises CNIError 101 if the runtime would run a plugin
+        that the agent does not find."""
         if ipam_type not in TAKEN_OVER:
             return ipam_type == OURS
         here = self._directory / ipam_type
@@ -265,8 +253,7 @@ class Delegation:
 
 
 def require_allowed(config: IpamConfig, allowance: Allowance) -> Allowance:
-    """The remaining allowance. Raises CNIError 121 if the rules do not allow the plugin's type or a
-    path in its options."""
+    """The remaining allowance. Raises CNIError 121 if no rule allows the type or a path."""
     remaining = address_policy.of_type(allowance, config.type)
     address_policy.of_paths(config.options, allowance)
     return remaining

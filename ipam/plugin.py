@@ -1,7 +1,6 @@
 """The IPAM plugin: ADD reserves addresses, DEL and GC release them, CHECK and STATUS only read.
 
-ADD and CHECK refuse an invalid configuration. DEL and GC do not read the options in `ipam`, so they
-also release addresses that were reserved under an earlier or broken configuration.
+DEL and GC do not read the options in `ipam`, so a broken configuration does not stop a release.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,8 +44,7 @@ from policy.rules import Policy
 
 
 class AddressPlugin:
-    """The verbs of `podfabric-ipam`. The caller holds the attachment's lock.
-    Only verbs that need the id of this boot call `boot_id`. `policy` returns the node's rules."""
+    """The verbs of `podfabric-ipam`. The caller holds the attachment's lock."""
 
     def __init__(
         self, stores: Stores, boot_id: Callable[[], str], policy: rules.Source = Policy
@@ -58,12 +56,11 @@ class AddressPlugin:
         self._seen = SeenRanges()
 
     def probes_all(self, request: Request) -> bool:
-        """Whether the configuration sets `probe`: each address is probed before use."""
+        """Whether each address is probed before use."""
         return bool(self._stores.options(request).probe)
 
     def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:
-        """Record the probes of the grant's `unprobed` addresses. `answers` maps each address in use
-        to the hardware address that answered. Raises AddressInUse if `answers` is not empty."""
+        """Record the probes of `grant.unprobed`. Raises AddressInUse if a machine answered."""
         open_ = [
             each.reservation for each in grant.granted if each.reservation.address in grant.unprobed
         ]
@@ -77,8 +74,7 @@ class AddressPlugin:
             raise error
 
     def pass_unprobed(self, request: Request, grant: Grant, why: str) -> None:
-        """Report that the attachment uses the grant's `unprobed` addresses without a probe. A later
-        ADD that gets such an address probes it."""
+        """Report that the attachment uses `grant.unprobed` without a probe."""
         self._report(request, AddressUnprobed(grant.unprobed, why))
 
     def _report(self, request: Request, error: CNIError) -> None:
@@ -86,16 +82,12 @@ class AddressPlugin:
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
-        """The part of the pod's allowance that remains after the network configuration is applied.
-
-        Raises CNIError 121 if the rules do not allow the configuration, and 5 or 11 if the rules
-        cannot be read.
-        """
+        """The pod's remaining allowance. Raises CNIError 121 if no rule allows the configuration,
+        and 5 or 11 if the rules cannot be read."""
         return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
-        """The part of `allowed` that remains after the configuration. Raises CNIError 121 if the
-        rules do not allow the configuration."""
+        """The rest of `allowed`. Raises CNIError 121 if no rule allows the configuration."""
         allowed = address_policy.of_type(allowed, request.config.ipam.type)
         return address_policy.of_configuration(allowed, *self._stores.asked(request))
 
@@ -106,11 +98,10 @@ class AddressPlugin:
         allowed: Allowance | None = None,
         answered: Collection[int] = (),
     ) -> tuple[Result, Grant]:
-        """Reserve addresses; returns the result, and the grant that `undo` needs.
+        """Reserve addresses. Returns the result, and the grant that `undo` needs.
 
-        `segment` is the link of the addresses; `None` reads the link from the configuration.
-        `allowed` is the attachment's remaining allowance; `None` computes it from the rules. The
-        addresses in `answered` are not reserved, because other machines answered for them.
+        Without `segment`, the link is read from the configuration. Without `allowed`, the allowance
+        is computed from the rules. Addresses in `answered` are not reserved.
         """
         if allowed is None:
             allowed = self.allowance(request)
@@ -147,8 +138,7 @@ class AddressPlugin:
         self._store(self._boot()).undo(grant)
 
     def release_since(self, request: Request, since: int) -> None:
-        """Release the addresses that an agent reserved for this call before the agent died. The
-        call began at `since`. Releases nothing if the attachment has an older address."""
+        """Release the attachment's addresses, unless one of them is older than `since`."""
         held = self._store("").held_by(_attachment(request))
         if held and all(reservation.since >= since for reservation in held):
             self.delete(request)
@@ -215,8 +205,7 @@ class AddressPlugin:
             )
 
     def usage(self) -> list[RangeUsage]:
-        """The usage of each range that a recent ADD used or that has a reservation. Raises
-        CNIError."""
+        """The usage of ranges with a recent ADD or a reservation. Raises CNIError."""
         return self._store("").usage(self._seen.all())
 
     def _boot(self) -> str:
@@ -231,9 +220,8 @@ class AddressPlugin:
 
 
 class IpamExecutable:
-    """`podfabric-ipam` for runtimes and other projects' interface plugins. Implements
-    `cni.spec.plugin.Plugin`. Two calls of one attachment do not overlap; their lock file is in
-    `directory`."""
+    """A `cni.spec.plugin.Plugin` for runtimes and other projects' interface plugins. Lock files in
+    `directory` keep two calls of one attachment from overlapping."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -242,7 +230,7 @@ class IpamExecutable:
         self._directory = directory
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Reserve addresses and return them. They are not probed, because the caller sets them."""
+        """The addresses are not probed, because the caller sets them."""
         if self._addresses.probes_all(request):
             raise invalid_config(
                 '"ipam.probe": only "ipoib" and "sriov" can probe addresses: remove this key'
@@ -307,7 +295,6 @@ def _attachment(request: Request) -> Attachment:
 
 
 def _owner(request: Request, allowed: Allowance) -> Owner:
-    """The attachment, its pod, and the rules' limits on addresses of the pod and its namespace."""
     pod = request.arguments.pod
     for value in (pod.namespace, pod.name, pod.uid):
         _require_text(value, "CNI_ARGS")
@@ -337,8 +324,7 @@ def _require_text(value: str, name: str) -> None:
 
 
 def _require_answerable(sets: Sequence[RangeSet], request: Request) -> None:
-    """Raise CNIError 7 if `sets` is empty, or if a result of the request's CNI version cannot hold
-    one address of each set."""
+    """Raise CNIError 7 if there are no sets, or too many for the request's CNI version."""
     if not sets:
         raise invalid_config(
             'the network has no addresses: set "range" (or "ipRanges", "ranges", "addresses") '
@@ -364,7 +350,7 @@ def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:
 
 
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
-    """The private ranges of a network. Each is complete, even if the pod requests one address."""
+    """The network's private ranges, complete even if the pod requests one address."""
     if options.pools:
         return ()
     own = (*options.sets, *options.static) if options.sets else sets

@@ -1,7 +1,7 @@
 """Ranges of addresses, and sets of ranges.
 
-`of_network` applies whereabouts' rules (pkg/iphelpers GetIPRange) with the differences that
-docs/use/node-addresses.md lists. It raises ValueError for values that whereabouts silently ignores.
+`of_network` follows whereabouts (pkg/iphelpers GetIPRange), with the differences that
+docs/use/node-addresses.md lists.
 """
 
 from bisect import bisect_left
@@ -18,23 +18,17 @@ _last = attrgetter("last")
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Addresses `first` to `last` of `network`, without `excluded` and the gateway.
-
-    An address is unique in its `domain`. `where` is the JSON path for error texts. `excluded` is
-    sorted and has no overlaps. `parts` are the intervals that pods may get, lowest first. The
-    constructor computes them, because the store's lock is not held then. `routes` are destinations
-    behind the gateway.
-    """
+    """Addresses `first` to `last` of `network`, without `excluded` and the gateway."""
 
     network: Network
     first: int
     last: int
-    excluded: tuple[Interval, ...] = ()
+    excluded: tuple[Interval, ...] = ()  # sorted, without overlaps
     gateway: int | None = None
-    domain: str = ""
-    where: str = "ipam.range"
-    routes: tuple[str, ...] = ()
-    parts: tuple[Interval, ...] = ()
+    domain: str = ""  # an address is unique in its domain
+    where: str = "ipam.range"  # the JSON path, for error texts
+    routes: tuple[str, ...] = ()  # destinations behind the gateway
+    parts: tuple[Interval, ...] = ()  # for pods, lowest first; computed before the store is locked
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "parts", tuple(_parts(self)))
@@ -51,8 +45,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def why_private(self) -> str | None:
-        """The option that separates the range's domain from other networks; `None` without such an
-        option."""
+        """The option that separates the domain from other networks; `None` without an option."""
         name, private, _ = self.domain.partition(" ")
         if name:
             return '"ipam.network_name"'
@@ -62,7 +55,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         return any(True for _ in self.within(Interval(address, address)))
 
     def within(self, interval: Interval) -> Iterator[Interval]:
-        """The parts of `interval` that may be handed out, lowest first."""
+        """The parts of `interval` that pods may get, lowest first."""
         for index in range(bisect_left(self.parts, interval.first, key=_last), len(self.parts)):
             part = self.parts[index]
             if part.first > interval.last:
@@ -109,7 +102,7 @@ def outside(interval: Interval, holes: Sequence[Interval]) -> Iterator[Interval]
 
 
 def common(one: Iterable[Interval], other: Iterable[Interval]) -> Iterator[Interval]:
-    """The addresses that are in both. Both have few intervals, because every pair is compared."""
+    """The addresses that are in both. Compares each pair of intervals."""
     others = list(other)
     for each in one:
         for part in others:
@@ -123,11 +116,10 @@ def is_within(address: int, parts: Iterable[Interval]) -> bool:
 
 
 class RangeSet(msgspec.Struct, frozen=True):
-    """Ranges of one family, in the order in which they are tried. An attachment gets one address of
-    the set. A `fixed` set has only the requested address."""
+    """Ranges of one family, in order of use. An attachment gets one address of the set."""
 
     ranges: tuple[Range, ...]
-    fixed: bool = False
+    fixed: bool = False  # the set has only one address
 
     def without(self, addresses: Collection[int]) -> "RangeSet":
         return RangeSet(tuple(each.without(addresses) for each in self.ranges), self.fixed)
@@ -138,9 +130,8 @@ class RangeSet(msgspec.Struct, frozen=True):
 
 
 def domain_of(network_name: str, network: Network, *, shared: bool) -> str:
-    """The domain in which addresses of `network` are unique. With `shared`
-    (`enable_overlapping_ranges`), all ranges of a network_name share one domain. Otherwise each
-    range has a separate domain, as in whereabouts."""
+    """With `shared` (`enable_overlapping_ranges`), all ranges of a network_name have one domain.
+    Otherwise each range has a separate domain, as in whereabouts."""
     # A network_name has no space, so the two kinds of domains differ.
     return network_name if shared else f"{network_name} {network}"
 
@@ -149,8 +140,7 @@ def of_network(
     network: Network, *, start: int | None = None, end: int | None = None, use_all: bool = False
 ) -> tuple[int, int]:
     """The first and the last usable address. A start or end at the network or broadcast address
-    moves to the nearest usable address. Raises ValueError if start or end is outside the network,
-    if start is after end, or if the network has no usable address."""
+    moves to the nearest usable address. Raises ValueError."""
     for key, bound in (("start", start), ("end", end)):
         if bound is not None and bound not in network:
             raise ValueError(
@@ -183,8 +173,8 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
-    """Sorted intervals as text: "10.0.0.8", "10.0.0.8-10.0.0.15". If there are more than `most`
-    intervals, those with the smallest gaps between them are joined; 0 sets no limit."""
+    """Sorted intervals as text: "10.0.0.8", "10.0.0.8-10.0.0.15". Joins intervals across the
+    smallest gaps if there are more than `most`; 0 sets no limit."""
     joined = tuple(runs)
     if most and len(joined) > most:
         gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)
@@ -203,7 +193,7 @@ def size_of(intervals: Iterable[Interval]) -> int:
 
 
 def never_usable(network: Network) -> tuple[Interval, ...]:
-    """The IPv4-mapped addresses in a large IPv6 network, which must not be handed out."""
+    """The IPv4-mapped addresses in a large IPv6 network, which pods must not get."""
     if network.address <= MAPPED_FIRST and network.last >= MAPPED_LAST and network.prefix < 96:
         return (Interval(MAPPED_FIRST, MAPPED_LAST),)
     return ()

@@ -1,11 +1,7 @@
 """Chooses the store of a request's addresses: this node's store, or its leased blocks.
 
-    ipam:
-      scope: cluster   # or node
-
-in config.yaml sets the scope of every network of the node. `"scope"` in the `ipam` object of a
-network overrides config.yaml. Only ADD and STATUS read the scope: all other verbs use the store of
-the node.
+`ipam.scope` in config.yaml is "node" or "cluster". `"scope"` in the `ipam` object of a network
+overrides config.yaml. Only ADD and STATUS read the scope. All other verbs use the node's store.
 """
 
 import typing
@@ -81,9 +77,7 @@ def settings(path: Path) -> AddressSettings:
 
 
 def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-    """The options and sets in a request's configuration.
-
-    The result does not have the addresses of nv-ipam's pools. Raises CNIError 4 or 7."""
+    """The options and sets of a request, without nv-ipam's addresses. Raises CNIError 4 or 7."""
     if is_nv_ipam(request.config):
         return translate.declared(request.config, request.arguments)
     options = ipam_options.read(request.config)
@@ -91,8 +85,7 @@ def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
 
 
 class Stores:
-    """Opens the stores of a node, whose files are `files`. `claims` leases blocks for this node;
-    `None` if another process leases them. `timing` goes to ClusterStore."""
+    """Opens the stores of a node. Without `claims`, another process leases the node's blocks."""
 
     def __init__(
         self,
@@ -110,10 +103,7 @@ class Stores:
         self._timing = timing
 
     def asked(self, request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
-        """The options of the request's network, and the sets after the pod's requested addresses.
-
-        Raises CNIError 4, 7, and errors of `translate`.
-        """
+        """The options and sets of a request. Raises CNIError 4 or 7, and errors of `translate`."""
         if not is_nv_ipam(request.config):
             return declared(request)
         pools = translate.read_pools(self._directory)
