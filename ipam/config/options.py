@@ -1,8 +1,7 @@
-"""Reads the `ipam` object of a network configuration: whereabouts' options, ours, and host-local's.
+"""Reads the `ipam` object of a network configuration.
 
-Unknown keys, unreadable values and contradictions are errors (CNIError 7) that name the JSON path.
-Names and types of the keys are those of whereabouts (pkg/types/types.go) and host-local
-(allocator/config.go).
+The keys are those of whereabouts (pkg/types/types.go) and host-local (allocator/config.go), and our
+own. Unknown keys and contradictions raise CNIError 7.
 """
 
 import re
@@ -24,9 +23,9 @@ A = TypeVar("A")
 
 TYPES = ("podfabric-ipam", "whereabouts")
 Probe = Literal["", "always"]
-"""The probed addresses. "always": all. "": only those that a lost machine may still use."""
+"""Probe addresses "always", or only addresses that a lost machine may still use ("")."""
 Scope = Literal["", "node", "cluster"]
-"""The scope of the addresses. "": the scope in the node's config.yaml (`ipam.scope`)."""
+"""The scope of the addresses. "" means `ipam.scope` of the node's config.yaml."""
 
 # Accepted without effect, so that definitions for whereabouts and host-local need no edit.
 WITHOUT_EFFECT = frozenset(
@@ -57,32 +56,24 @@ _NETWORK_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
 
 
 class IpamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a network.
+    """The options of a network."""
 
-    An attachment gets one address of each set in `sets`, in this order, and then the addresses in
-    `static`. `gateway` is the common gateway, also for requested addresses of a network without
-    ranges. `requested` are the requested addresses as (JSON path, text). `hops` maps the
-    configuration's next hops to descriptions for error texts. No pod gets the address of a next
-    hop. `idle` are the keys without effect. `notes` are warnings for the operator. `pools` are the
-    keys of nv-ipam's pools. With `pools`, a rule lists pools in place of the `network_name`.
-    """
-
-    sets: tuple[RangeSet, ...] = ()
-    static: tuple[RangeSet, ...] = ()
-    gateway: int | None = None
+    sets: tuple[RangeSet, ...] = ()  # an attachment gets one address of each, in this order
+    static: tuple[RangeSet, ...] = ()  # then an attachment gets these addresses
+    gateway: int | None = None  # the default of ranges, and of requested addresses
     routes: tuple[Route, ...] = ()
     dns: DNS = DNS()
     resolv_conf: str = ""
     network_name: str = ""
-    shared: bool = True
-    idle: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    requested: tuple[tuple[str, str], ...] = ()
-    hops: Mapping[int, str] = {}
+    shared: bool = True  # `enable_overlapping_ranges`
+    idle: tuple[str, ...] = ()  # keys without effect
+    notes: tuple[str, ...] = ()  # warnings for the operator
+    requested: tuple[tuple[str, str], ...] = ()  # JSON path, address
+    hops: Mapping[int, str] = {}  # next hops, which no pod gets, with texts for errors
     probe: Probe = ""
     scope: Scope = ""
     sticky: bool = False
-    pools: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()  # of nv-ipam; rules list pools in place of the `network_name`
 
     def domain(self, network: Network) -> str:
         return domain_of(self.network_name, network, shared=self.shared)
@@ -121,7 +112,7 @@ class StaticAddress(msgspec.Struct, frozen=True):
 
 
 def read(network: NetworkConfig) -> IpamOptions:
-    """The options in a network configuration. Raises CNIError 7 that names the mistake."""
+    """The options in a network configuration. Raises CNIError 7."""
     return network.derived(_read)
 
 

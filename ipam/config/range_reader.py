@@ -32,8 +32,7 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def section(written: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
-    """The JSON object at `path` as `shape`. A null counts as a missing key. Raises CNIError 7 for a
-    key that is not a field of `shape`. The error suggests a field, or a key of `also`."""
+    """`written` as `shape`. A null is a missing key. Raises CNIError 7 for an unknown key."""
     keys = _keys_of(shape)  # type: ignore[arg-type] # a class is hashable
     for key in written:
         if key not in keys:
@@ -48,11 +47,10 @@ def _keys_of(shape: type) -> frozenset[str]:
 
 
 class RangeReader:
-    """Reads the ranges of a configuration, which share these settings.
+    """Reads the ranges of a configuration. Limits count all ranges of a reader.
 
-    `domain` returns the domain of a network's addresses. `gateway` is the default gateway for
-    ranges of its family. If `use_all`, network and broadcast addresses may be handed out. `notes`
-    collects warnings for the operator. The limits are on the sum over all ranges of a reader.
+    `gateway` is the default gateway for ranges of the same family. With `use_all`, pods may get
+    network and broadcast addresses.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class RangeReader:
         self._ranges = self._exclusions = 0
 
     def set_of(self, ranges: Sequence[Section], path: str) -> RangeSet:
-        """Read a range set of host-local: ranges of one family. An attachment gets one address."""
+        """Read a range set, which has ranges of one family. Raises CNIError 7."""
         if not ranges:
             raise invalid_config(f'"{path}" is an empty range set: add a range, or remove the set')
         read = []
@@ -77,7 +75,7 @@ class RangeReader:
         return RangeSet(tuple(read))
 
     def read(self, options: RangeOptions, path: str) -> Range:
-        """One range. Raises CNIError 7 that names the key under `path`."""
+        """One range. Raises CNIError 7."""
         self._ranges += 1
         if self._ranges > limits.RANGES:
             raise invalid_config(
@@ -145,10 +143,7 @@ class RangeReader:
 
 
 def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The JSON path of a key in the spelling that this range uses, and the key's value.
-
-    If the key is missing, returns the path of the first spelling and "".
-    """
+    """The JSON path and the value of the key that is present, or else of the first key."""
     used = [key for key in keys if getattr(options, key)]
     if len(used) > 1:
         raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": remove one of them')
@@ -158,7 +153,7 @@ def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
 
 
 def address_at(written: str, key: str) -> int | None:
-    """The address in the value `written` of `key`; `None` if it is empty. Raises CNIError 7."""
+    """The address in `written`; `None` if `written` is empty. Raises CNIError 7."""
     if not written:
         return None
     try:
@@ -168,7 +163,7 @@ def address_at(written: str, key: str) -> int | None:
 
 
 def network_of(written: str) -> tuple[Network, Interval | None]:
-    """Read `10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24` with first and last address."""
+    """Read `10.0.0.0/24`, or whereabouts' `10.0.0.5-10.0.0.9/24`. Raises ValueError."""
     first_text, dash, rest = written.partition("-")
     if not dash:
         return parse_interface(written)[1], None

@@ -1,8 +1,7 @@
 """Puts the addresses that a pod requests into the range sets of its network.
 
 A runtime passes requested addresses in `runtimeConfig.ips` (capability "ips"), in `args.cni.ips`,
-or as `IP` in CNI_ARGS. Multus passes one address in two of these ways, so an address that is listed
-twice counts once.
+or as `IP` in CNI_ARGS. Multus passes one address in two of these ways, which count as one request.
 """
 
 from collections.abc import Mapping
@@ -23,10 +22,9 @@ class _RequestedAddress(msgspec.Struct, frozen=True):
 
 
 def final_sets(options: IpamOptions, arguments: Arguments) -> tuple[RangeSet, ...]:
-    """The range sets of a network for this pod, followed by the static addresses.
+    """The range sets for this pod, then the static addresses. Raises CNIError 7 or 4.
 
-    A requested address replaces the set whose range contains it. In a network without ranges, it
-    becomes a set. Raises CNIError 7 or 4 if a request cannot be granted.
+    A requested address replaces the set that contains the address.
     """
     requests, gateways = _requests(options, arguments), _gateways(arguments)
     for request in requests:
@@ -113,10 +111,7 @@ def _own_set(
 def _range_of(
     request: _RequestedAddress, options: IpamOptions, sets: list[RangeSet]
 ) -> tuple[int, Range]:
-    """The range that contains the requested address, with the index of its set.
-
-    Skips sets that already have a requested address.
-    """
+    """The range with the requested address, and the index of the set. Raises CNIError 7."""
     address = request.address
     occupied = ""
     refusal = ""

@@ -1,4 +1,4 @@
-"""Reads a resolv.conf(5) file, which host-local's key `resolvConf` names, as a result's DNS."""
+"""Reads the resolv.conf(5) file that host-local's key `resolvConf` names."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,7 @@ MOST_BYTES = 64 << 10
 
 
 def read(path: str, directories: Sequence[str]) -> DNS:
-    """The file's nameservers, domain, search and options. Empty if the file is below none of
-    `directories`. Raises CNIError 7 if a file below one of them cannot be read."""
+    """Empty if the file is below none of `directories`. Raises CNIError 7 if reading fails."""
     if not confined.is_below(directories, path):
         return DNS()
     try:

@@ -1,8 +1,7 @@
 """Names the link on which another interface plugin uses the addresses.
 
-Addresses on one link must differ. Our interface plugins pass the name of their link. Other plugins
-start `podfabric-ipam` with their own configuration, whose keys "bridge", "master", "vlan" and
-"vlanId" name the link.
+Addresses on one link must differ. Our interface plugins pass the name of the link. Other plugins
+name the link by "bridge", "master", "vlan" and "vlanId" in their configurations.
 """
 
 import re
