@@ -1,8 +1,7 @@
 """Keeps the node's pools in a file for ADDs, and imports the reservations of nv-ipam's daemon.
 
-The daemon's store (/var/lib/cni/nv-ipam/store) is imported once into each store of the node. The
-daemon's store has the container, interface and pod of each reservation, but not the network's name.
-So DEL and CHECK find an imported reservation by container and interface.
+The daemon's store is imported once into each store of the node. The daemon's store does not have
+the names of networks. So DEL and CHECK find an imported reservation by container and interface.
 """
 
 import logging
@@ -67,10 +66,7 @@ class _DaemonStore(msgspec.Struct, frozen=True):
 
 
 def reservations(source: Path, boot: str) -> list[Reservation]:
-    """The daemon's reservations.
-
-    Raises OSError, CNIError 6 if the file is damaged, CNIError 11 if the daemon runs.
-    """
+    """Raises OSError, and CNIError 6 if the file is damaged, or 11 if the daemon runs."""
     _require_stopped(source.with_name("daemon.sock"))
     content = source.read_bytes()
     try:
@@ -128,9 +124,7 @@ def _require_stopped(path: Path) -> None:
 
 
 class FollowedPools(StepThread):
-    """Keeps the file with this node's part of a namespace's pools up to date. ADDs read the file.
-    `sources` has, for each kind, a function that returns the known pools, or `None` before the
-    first list. `start` follows these pools on the API server. `clock` is monotonic."""
+    """Keeps the file with this node's part of the pools up to date. ADDs read the file."""
 
     def __init__(
         self,
@@ -155,10 +149,9 @@ class FollowedPools(StepThread):
         self._failures = LoggedFailures("nv-ipam")
         self._new = NodePools()
         self._mirrors = list[Mirror[NvPool]]()
-        self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()
+        self.sources = dict[str, Callable[[], Sequence[NvPool] | None]]()  # `None`: not listed
 
     def start(self) -> None:
-        """Keep the file up to date until `close`, in other threads."""
         for form in (NvIPPool, NvCIDRPool):
             mirror = Mirror[NvPool](self._api, form, same, self.wake, namespace=self._namespace)
             self._mirrors.append(mirror)
@@ -172,7 +165,6 @@ class FollowedPools(StepThread):
         super().close()
 
     def step(self) -> float:
-        """Bring the file up to date; returns the seconds until the next step is due."""
         try:
             former = read_pools(self._files.directory) or NodePools()
         except CNIError:
@@ -209,9 +201,7 @@ class FollowedPools(StepThread):
         found = list[Reservation]()
         with suppress(FileNotFoundError):
             found = reservations(self._daemon_store, self._boot)
-        if (
-            self._new.store
-        ):  # the store was lost, and the holders in the new store keep their addresses
+        if self._new.store:  # the old store was lost: holders in the new store keep their addresses
             held = {each.address for each in own.reservations() if each.domain == DOMAIN}
             found = [each for each in found if each.address not in held]
         count = own.load(found)

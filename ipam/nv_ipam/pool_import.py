@@ -1,10 +1,8 @@
 """Makes AddressPools from nv-ipam's IPPools and CIDRPools, and computes a node's part of a pool.
 
 All pools share one space of addresses, so two pods never get the same address of overlapping pools.
-The blocks of an AddressPool are the blocks of an IPPool, or the prefixes of a CIDRPool. A node
-leases one prefix. Nodes also use this module to read a pool's gateways, routes and exclusions. Only
-the node that an entry of `status.allocations` names uses the entry's addresses, because pods of
-that node may have got them from nv-ipam's daemon.
+An entry of `status.allocations` reserves addresses for one node, because pods of that node may have
+got these addresses from nv-ipam's daemon.
 """
 
 import logging
@@ -35,7 +33,7 @@ T = TypeVar("T")
 LABEL = f"{GROUP}/nv-ipam"
 """The label of an AddressPool that was made from nv-ipam's pool: "ippool" or "cidrpool"."""
 
-MOST_RUNS = 16_384  # runs of exclusions by index
+MOST_RUNS = 16_384  # most runs of addresses that a pool excludes by index
 
 _log = logging.getLogger(__name__)
 
@@ -57,28 +55,23 @@ class NodePart(
     kw_only=True,
     rename={"node": "nodeName", "start": "startIP", "end": "endIP"},
 ):
-    """A run of addresses in an IPPool, or a prefix in a CIDRPool.
+    """A run of addresses in an IPPool, or a prefix in a CIDRPool."""
 
-    It belongs to `node`, or to no node if `node` is "". A prefix without a gateway uses the pool's
-    gateway index.
-    """
-
-    node: str = ""
+    node: str = ""  # "": no node
     start: str = ""
     end: str = ""
     prefix: str = ""
-    gateway: str = ""
+    gateway: str = ""  # "": at the pool's gateway index
 
 
 class NvPoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The spec of an IPPool: nv-ipam gives each node `per_node_block_size` addresses of `subnet`.
-    Or the spec of a CIDRPool: nv-ipam gives each node a prefix of `cidr`."""
+    """The spec of an IPPool, which has a `subnet`, or of a CIDRPool, which has a `cidr`."""
 
     subnet: str = ""
-    per_node_block_size: int = 0
+    per_node_block_size: int = 0  # addresses of `subnet` for each node
     gateway: str = ""
     cidr: str = ""
-    per_node_network_prefix: int = 0
+    per_node_network_prefix: int = 0  # the length of each node's prefix in `cidr`
     gateway_index: int | None = None
     static_allocations: tuple[NodePart, ...] | None = None
     node_selector: NodeSelector | None = None
@@ -93,8 +86,6 @@ class NvPoolStatus(msgspec.Struct, frozen=True):
 
 
 class NvPool(Resource, frozen=True, kw_only=True):
-    """A pool of either kind."""
-
     API = "nv-ipam.nvidia.com/v1alpha1"
 
     spec: NvPoolSpec
@@ -120,8 +111,7 @@ class NvCIDRPool(NvPool, frozen=True, kw_only=True):
 
 
 def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = None) -> NodePool:
-    """The node's part of a pool; without a node, the part of all nodes. Raises CNIError 7 if
-    nv-ipam refuses the spec, or if the spec has too many exclusions by index."""
+    """The part of `node` in a pool; without `node`, of all nodes. Raises CNIError 7."""
     spec = pool.spec
     form = _of_ippool if isinstance(pool, NvIPPool) else _of_cidrpool
     found, origins, size, others = form(spec, pool.status.allocations or (), node)
@@ -153,8 +143,7 @@ def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = N
 
 
 Form = tuple[NodePool, Sequence[int], int, Iterable[Interval]]
-"""A pool, the addresses at which its indexes begin, the number of its indexes, and the addresses of
-other nodes."""
+"""A pool, the first address of each block, the size of a block, and other nodes' addresses."""
 
 
 def _of_ippool(spec: NvPoolSpec, entries: Sequence[NodePart], node: str) -> Form:
@@ -231,9 +220,8 @@ def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
 
 
 def address_pool(pool: NvPool) -> AddressPool:
-    """The AddressPool of a pool. Raises CNIError 7. The network name of a definition has no slash,
-    but this AddressPool's network name has one, so no definition's pool has its addresses. A block
-    has the size of a CIDRPool's prefix, or of an IPPool's block rounded down to a power of two."""
+    """The AddressPool of a pool. Raises CNIError 7. A block has the size of a CIDRPool's prefix, or
+    of an IPPool's block rounded down to a power of two."""
     found = node_pool(pool)
     network = parse_interface(found.network)[1]
     is_prefix = isinstance(pool, NvCIDRPool)
@@ -253,11 +241,7 @@ def address_pool(pool: NvPool) -> AddressPool:
 
 
 class NvPools:
-    """Makes and updates an AddressPool for each pool of nv-ipam. Each leader has its own object.
-
-    `items` returns the known pools, `close` stops following them. `kept_out` has the addresses that
-    no pod gets, by the name of the AddressPool. It has none if two pools share an AddressPool.
-    """
+    """Makes and updates an AddressPool for each pool of nv-ipam."""
 
     def __init__(
         self,
@@ -268,12 +252,12 @@ class NvPools:
         self._api = api
         self._items = items
         self.close = close
+        # Addresses that pods do not get, by AddressPool. Empty if pools share the AddressPool.
         self.kept_out: dict[str, Sequence[Interval]] = {}
 
     def keep(self, pools: dict[str, AddressPool], reports: "Reports", steps: "Steps") -> int:
-        """Bring the AddressPools up to date, on the API server and in `pools`. Returns how many
-        pools get no AddressPool. If several pools have the same range, the oldest pool decides.
-        """
+        """Update the AddressPools on the API server and in `pools`. Returns the number of invalid
+        pools. Of several pools with the same range, the oldest decides."""
         wanted: dict[str, tuple[NvPool, AddressPool]] = {}
         self.kept_out = {}
         unusable = 0

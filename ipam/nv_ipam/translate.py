@@ -1,8 +1,7 @@
-"""Translates a definition of type `nv-ipam` into ordinary options on an AddressPool.
+"""Translates a definition of type `nv-ipam` into IpamOptions and range sets.
 
-The keys of its `ipam` object are nv-ipam's (pkg/cni/types/types.go). Unknown keys are ignored, as
-in nv-ipam. Keys of its daemon and log (`daemonSocket`, `logFile`, ...) have no effect. The node's
-agent keeps the pools in a file next to the store (`importing`).
+The keys of the `ipam` object are those of nv-ipam (pkg/cni/types/types.go). Unknown keys are
+ignored, as in nv-ipam.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +24,9 @@ from ipam.config.options import MOST_ADDRESSES, IpamOptions, fixed_set
 from ipam.ranges import Range, RangeSet, is_within, merged, outside
 
 DOMAIN = "nv-ipam/pools"
-"""The domain of the addresses of all pools. A network_name of a definition has no slash."""
-LARGEST_BLOCK = 256  # addresses of a block; of a larger prefix, only the first are used
-MOST_PREFIXES = 4096  # most prefixes that nodes use of a CIDRPool, the lowest; one for each node
+"""The domain of all pools. No definition has this domain, because a network_name has no slash."""
+LARGEST_BLOCK = 256  # addresses; only the first ones of a larger prefix are used
+MOST_PREFIXES = 4096  # nodes use only this number of prefixes of a CIDRPool, the lowest
 
 TYPE = "nv-ipam"
 KINDS = ("ippool", "cidrpool")
@@ -36,17 +35,12 @@ T = TypeVar("T")
 
 
 class NvIpamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a call.
+    """The options of a call. Only one of `requested`, `gateway` and `index` may be set."""
 
-    `pools` are keys ("ippool/NAME"), in the order of the result. A pod gets one address of each. At
-    most one of the other options is set: `requested` has addresses as (JSON path, address);
-    `gateway` requests the pool's gateway; `index` requests this index in the node's part.
-    """
-
-    pools: tuple[str, ...]
-    requested: tuple[tuple[str, int], ...] = ()
-    gateway: bool = False
-    index: int | None = None
+    pools: tuple[str, ...]  # "ippool/NAME"; a pod gets one address of each, in this order
+    requested: tuple[tuple[str, int], ...] = ()  # JSON path, address
+    gateway: bool = False  # requests the pool's gateway
+    index: int | None = None  # requests the address at this index of the node's part
 
 
 _Addresses = Annotated[tuple[str, ...], Meta(max_length=limits.ADDRESSES)]
@@ -71,7 +65,7 @@ def is_nv_ipam(network: NetworkConfig) -> bool:
 
 
 def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
-    """The options of a call. Raises CNIError 7, or 4 for CNI_ARGS, with the key in its text."""
+    """The options of a call. Raises CNIError 7, or 4 for CNI_ARGS."""
     names, wishes, of_runtime = network.derived(_written)
     requested = _requested(of_runtime, wishes.ips, arguments)
     used = {
@@ -128,10 +122,7 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
 def _requested(
     of_runtime: Sequence[str], of_pod: Sequence[str], arguments: Arguments
 ) -> tuple[tuple[str, int], ...]:
-    """The requested addresses, from the first of three places that has any.
-
-    Ignores a prefix length, as nv-ipam does.
-    """
+    """Reads the first place that has addresses. Ignores prefix lengths, as nv-ipam does."""
     where, ips, code = "runtimeConfig.ips", of_runtime, Code.INVALID_CONFIG
     if not ips:
         where, ips = "args.cni.ips", of_pod
@@ -148,31 +139,25 @@ def _requested(
 
 
 class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The node's part of a pool of `network`. If it is not `usable`, pods get no address of it.
+    """The node's part of a pool."""
 
-    No pod gets an address in `excluded`. `status.allocations` gives `others` to other nodes. Both
-    are runs of addresses ("10.0.0.1-10.0.0.9"). A CIDRPool has a `prefix` length (of 128 bits):
-    each node gets one such network, `own` once it is decided. The gateway has an `index` in each
-    network. The `gateway` of a CIDRPool is the gateway of `own`.
-    """
-
-    network: str
+    network: str  # of the whole pool
     key: str = ""
-    usable: bool = True
-    gateway: str = ""
-    excluded: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
+    usable: bool = True  # if not, pods get no address of the pool
+    gateway: str = ""  # of an IPPool, or of `own`
+    excluded: tuple[str, ...] = ()  # runs of addresses, such as "10.0.0.1-10.0.0.9"
+    others: tuple[str, ...] = ()  # runs of addresses that other nodes have
     routes: tuple[str, ...] = ()
-    prefix: int = 0
-    index: int | None = None
-    own: str = ""
+    prefix: int = 0  # of a CIDRPool: the length of each node's prefix, of 128 bits
+    index: int | None = None  # of the gateway in each prefix
+    own: str = ""  # the node's prefix; "": not decided yet
 
     @property
     def subnet(self) -> Network:
         return parse_interface(self.network)[1]
 
     def prefix_at(self, address: int) -> Network:
-        """The network of the address. The result shows the address with its prefix length."""
+        """The network that a result shows for the address."""
         bits = 128 - self.prefix
         return Network(address >> bits << bits, self.prefix) if self.prefix else self.subnet
 
@@ -183,12 +168,11 @@ class NodePool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NodePools(msgspec.Struct, frozen=True, kw_only=True):
-    """All pools of a node, by key. `store` identifies the store with the imported reservations.
-    `why` is the reason why no pod gets an address now, or ""."""
+    """All pools of a node."""
 
-    pools: dict[str, NodePool] = {}
-    store: str = ""
-    why: str = ""
+    pools: dict[str, NodePool] = {}  # by key
+    store: str = ""  # the id of the store with the imported reservations
+    why: str = ""  # the reason why no pod gets an address now
 
 
 def pools_file(directory: Path) -> str:
@@ -196,10 +180,7 @@ def pools_file(directory: Path) -> str:
 
 
 def read_pools(directory: Path) -> NodePools | None:
-    """The pools that the agent read last. Returns `None` if the agent has read no pools yet.
-
-    Raises CNIError 5 or 112.
-    """
+    """`None` if the agent has read no pools yet. Raises CNIError 5 or 112."""
     path = pools_file(directory)
     try:
         return _decoded(path, read_file(path))
@@ -223,8 +204,7 @@ def _decoded(path: str, content: bytes) -> NodePools:
 
 
 class PoolRange(Range, frozen=True, kw_only=True):
-    """Addresses of a pool. The result shows them with the prefix length of the pool, or in a
-    CIDRPool with the prefix length of the node's network."""
+    """Addresses of a pool. A result shows the address with the network of `NodePool.prefix_at`."""
 
     pool: NodePool
     is_gateway: bool = False
@@ -248,11 +228,10 @@ class PoolRange(Range, frozen=True, kw_only=True):
 def translate(
     config: NetworkConfig, arguments: Arguments, known: NodePools | None
 ) -> tuple[IpamOptions, tuple[RangeSet, ...]]:
-    """The options of a call in podfabric's form, and the range sets. A requested address limits the
-    set of its pool to that address.
+    """The options and the range sets of a call.
 
-    `known` are the node's pools. Raises CNIError 7 for a request that the pools cannot satisfy, 4
-    for wrong CNI_ARGS, 11 if the pools are not ready, 111 for an address of another node.
+    Raises CNIError 7 for a request that the pools cannot satisfy, 4 for wrong CNI_ARGS, 11 if the
+    pools are not ready, and 111 for an address of another node.
     """
     why = "this node has not read nv-ipam's pools yet" if known is None else known.why
     if known is None or why:
@@ -333,7 +312,7 @@ def _requested_range(pool: NodePool, where: str, address: int) -> Range:
 
 @lru_cache(128)
 def range_of(pool: NodePool, *, is_gateway: bool = False, at: int | None = None) -> Range:
-    """The node's addresses for pods, or the gateways, or the address at index `at` per prefix."""
+    """The addresses for pods, or the gateways, or the address at index `at` of each prefix."""
     holes = merged(map(parse_interval, (*pool.excluded, *pool.others)))
     usable = list[Interval]()
     for network in prefixes_of(pool):
@@ -367,10 +346,7 @@ def _range(
 
 
 def prefixes_of(pool: NodePool) -> Iterator[Network]:
-    """The networks of which a node uses addresses. For an IPPool, the whole subnet.
-
-    For a CIDRPool, the node's `own` network, or else the lowest networks that no other node has.
-    """
+    """An IPPool's subnet, or the node's prefix of a CIDRPool, or the lowest free prefixes."""
     whole = pool.subnet
     if pool.own or not pool.prefix:
         return iter((parse_interface(pool.own)[1] if pool.own else whole,))
@@ -384,13 +360,13 @@ def prefixes_of(pool: NodePool) -> Iterator[Network]:
 
 
 def hosts_of(network: Network) -> Interval:
-    """The addresses of hosts in a network: without the first, and in IPv4 without broadcast."""
+    """The addresses of a network, without the first, and in IPv4 without broadcast."""
     if network.prefix >= 127:
         return Interval(network.address, network.last)
     return Interval(network.address + 1, network.last - (family(network.address) == 4))
 
 
 def _hosts_of(pool: NodePool, network: Network) -> Interval:
-    """The addresses of hosts that a node uses: only the beginning of a large prefix."""
+    """The addresses that pods get, only from the beginning of a large prefix."""
     first, last = hosts_of(network)
     return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)
