@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 @lru_cache(1024)  # a call parses the same few addresses several times
 def address(written: str) -> IPAddress:
-    """Parse an IPv4 or IPv6 address without a zone. An IPv4-mapped address becomes IPv4.
-
-    Raises ValueError.
-    """
+    """Parse an address without a zone. An IPv4-mapped address becomes IPv4. Raises ValueError."""
     try:
         found = IPAddress(written, 6 if ":" in written else 4)
     except (AddrFormatError, ValueError):
@@ -31,9 +28,7 @@ def address(written: str) -> IPAddress:
 
 @lru_cache(1024)
 def network(written: str) -> IPNetwork:
-    """Parse a text such as `10.0.0.5/24`: `ip` is the address, `cidr` the network. Raises
-    ValueError.
-    """
+    """Parse an address with a prefix length, such as `10.0.0.5/24`. Raises ValueError."""
     host, slash, length = written.partition("/")
     if not slash:
         raise ValueError(f"invalid CIDR {written}: add a prefix length, as in {written}/24")
@@ -46,16 +41,12 @@ def network(written: str) -> IPNetwork:
 
 
 def mac(written: str) -> "EUI":
-    """Parse a MAC such as `02:00:00:00:00:01`, in upper or lower case. Raises ValueError with the
-    remedy.
-    """
+    """Parse a MAC such as `02:00:00:00:00:01`, in upper or lower case. Raises ValueError."""
     return _eui(written, 48, eui48.mac_unix_expanded, 'a MAC such as "02:00:00:00:00:01"')
 
 
 def guid(written: str) -> "EUI":
-    """Parse a GUID such as `02:00:00:00:00:00:00:01`, in upper or lower case. Raises ValueError
-    with the remedy.
-    """
+    """Parse a GUID such as `02:00:00:00:00:00:00:01`, in either case. Raises ValueError."""
     expected = 'a GUID such as "02:00:00:00:00:00:00:01"'
     return _eui(written, 64, eui64.eui64_unix_expanded, expected)
 

@@ -1,9 +1,9 @@
 """Reads files that a tenant names, below directories that the administrator allows.
 
-The module opens each component of the path relative to the previous component, and never through a
-symbolic link (openat(2), O_NOFOLLOW). So a tenant gains nothing by replacing a directory with a
-link meanwhile. The module first examines the file through an O_PATH descriptor, and then opens it
-for reading. Opening a pipe can block for ever, and opening a device can start the device.
+Each component of the path is opened relative to the previous one, never through a symbolic link
+(openat(2), O_NOFOLLOW). So a tenant gains nothing by replacing a directory with a link. An O_PATH
+descriptor shows the type of the file before the file is opened. Opening a pipe can block for ever,
+and opening a device can start the device.
 """
 
 import os
@@ -16,9 +16,7 @@ _OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class UnsafeFile(Exception):
-    """The file must not be read. The text has the reason. Callers put the file's name before the
-    text.
-    """
+    """A file must not be read. The text has only the reason, and callers add the file's name."""
 
 
 def is_below(directories: Iterable[str], path: str) -> bool:

@@ -25,8 +25,8 @@ def decode(content: bytes | str | msgspec.Raw, shape: type[T]) -> T:
 def build_decoders(of: type[msgspec.Struct] = msgspec.Struct) -> None:
     """Build a decoder for every imported Struct class, before threads start.
 
-    msgspec analyses a type when it first decodes the type. Two threads that do so at the same time
-    crash the process (msgspec 0.22). Call this again after further imports.
+    msgspec analyses a type when it first decodes the type. The process crashes if two threads do
+    this at the same time (msgspec 0.22). Call this again after further imports.
     """
     for struct in of.__subclasses__():
         with suppress(TypeError):  # a class that only holds values has no decoder

@@ -1,8 +1,4 @@
-"""Reads YAML or JSON files that an administrator writes, and checks each key.
-
-A mistake raises a DocumentError. Its text is one line that names the file, the path to the key
-("pools[1].slots"), the value and the allowed values.
-"""
+"""Reads YAML or JSON files that an administrator writes, and checks each key."""
 
 import os
 import stat
@@ -20,15 +16,11 @@ MAX_BYTES = 256 << 10
 
 
 class DocumentError(Exception):
-    """A document cannot be used. The text names the file, the key and the remedy."""
+    """A document cannot be used. The text is one line with the file, the key and the remedy."""
 
 
 def read(path: Path) -> bytes:
-    """Read the file at `path`.
-
-    Raises OSError if the file cannot be read. Raises DocumentError if it is not a regular file or
-    is larger than MAX_BYTES.
-    """
+    """Read the file. Raises OSError, and DocumentError if it is too large or not a regular file."""
     # O_NONBLOCK, because opening a FIFO would wait for a writer.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -40,9 +32,7 @@ def read(path: Path) -> bytes:
 
 
 def decode(content: bytes, name: str) -> object:
-    """Decode a YAML or JSON document. Returns `None` if it is empty. Error texts call the file
-    `name`.
-    """
+    """Decode a YAML or JSON document. Returns `None` if it is empty. Raises DocumentError."""
     if content.lstrip().startswith(b"{"):
         content = content.replace(b"\t", b" ")  # YAML refuses tabs between JSON's values
     import yaml  # imported here, because most nodes have no such file
@@ -70,9 +60,7 @@ def decode(content: bytes, name: str) -> object:
 
 
 def mapping(value: object, where: str) -> dict[str, Any]:
-    """Return the value if it is a mapping with string keys, and {} for `None`. Otherwise raises
-    DocumentError.
-    """
+    """Require a mapping with string keys. `None` becomes {}. Raises DocumentError."""
     if value is None:  # an empty file, or a file with comments only
         return {}
     if not isinstance(value, dict):
@@ -89,7 +77,7 @@ def fields(
     """Convert each value of a mapping to the shape of its key. Returns the values by key.
 
     Args:
-        shapes: the type annotation of each key, into which msgspec converts the value.
+        shapes: the type of each key's value.
         where: the path to the mapping, for error texts, such as "config.yaml: agent".
         loose: ignore the case of keys, and ignore null, as Go's encoding/json does.
 
@@ -109,9 +97,7 @@ def fields(
 
 
 def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - the shape's
-    """Convert the value to the type `shape`, without coercion. Raises DocumentError if it does not
-    fit.
-    """
+    """Convert the value to the type `shape`, without coercion. Raises DocumentError."""
     if shape is object:
         return value
     try:
@@ -128,21 +114,19 @@ def convert(value: object, shape: object, where: str) -> Any:  # noqa: ANN401 - 
 
 
 def hint(key: str, valid: Collection[str]) -> str:
-    """The end of an error text about an unknown key: the nearest valid key, or all valid keys."""
+    """A hint for an unknown key. It names the nearest valid key, or all valid keys."""
     nearest = resembling(key, valid)
     return f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
 
 
 def shown(value: object) -> str:
-    """The text of any value for an error: printable, and cut after 60 characters."""
+    """A value as printable text for an error, cut after 60 characters."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN401 - lazily imported
-    """Raise DocumentError for a key that appears twice, because PyYAML silently uses the last
-    value.
-    """
+    """Raise DocumentError for a repeated key. PyYAML would silently use the last value."""
     if id(node) in seen or isinstance(node.value, str):
         return
     seen.add(id(node))  # an alias may point to a node that contains the alias
@@ -183,9 +167,7 @@ def _choices(shape: object) -> tuple[str, ...]:
 
 
 def _at(value: object, path: str) -> object:
-    """The item of the list at msgspec's path, if the path is an index such as "[0]". Otherwise the
-    whole value.
-    """
+    """The list's item at msgspec's path, such as "[0]". Other paths return the whole value."""
     index = path[1:-1]
     if isinstance(value, list) and index.isdecimal() and int(index) < len(value):
         return value[int(index)]

@@ -16,16 +16,14 @@ _RENAME_EXCHANGE = 2  # <linux/fs.h>
 def write_atomically(
     path: Path | str, content: bytes, mode: int = 0o600, *, durable: bool = True
 ) -> None:
-    """Replace the file at `path` by `content`.
+    """Replace the file at `path` by `content`. Raises OSError, which names the file.
 
     A reader sees the old file or the new one, never a part. If `durable`, the new file survives a
-    power cut once this returns. Otherwise the function saves one of two waits for the disk (the
-    directory's fsync), and a power cut may restore the old file or leave no file. Even then the
-    disk has the new content, in the temporary file (see `recover`). After a failure the temporary
-    file is removed, because the disk may be full.
+    power cut. Otherwise a power cut may restore the old file or leave no file. Even then the
+    temporary file has the new content (see `recover`).
 
-    The caller must be the only writer of `path`. The temporary file's name is fixed, so the next
-    writer overwrites a killed writer's file. Raises OSError, which names the file.
+    The caller must be the only writer of `path`. The next writer overwrites the temporary file of a
+    killed writer.
     """
     temporary = _temporary(path)
     descriptor = directory = -1
@@ -52,12 +50,11 @@ def write_atomically(
 
 
 def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
-    """Finish an interrupted `write_atomically`, before the next writer begins.
+    """Finish an interrupted `write_atomically`, before the next writer begins. Raises OSError.
 
-    If `is_whole` returns true for the temporary file's content, this content is the newest, and the
-    temporary file replaces the file. Otherwise the temporary file is removed. This works on file
-    systems that keep the order of creations and renames, and where the fsync of a new file also
-    keeps its name (ext4, XFS, btrfs). Raises OSError.
+    The temporary file replaces the file if `is_whole` accepts its content. Otherwise the temporary
+    file is removed. The file system must keep the order of creations and renames, and the fsync of
+    a new file must also save its name (ext4, XFS, btrfs).
     """
     temporary = _temporary(path)
     try:
@@ -90,7 +87,7 @@ def exchange(one: Path, other: Path) -> None:
 
 
 def write_at(descriptor: int, content: bytes, offset: int) -> None:
-    """Write all of `content` at `offset`. If this raises OSError, a part of it may be written."""
+    """Write all of `content` at `offset`. After an OSError, a part of it may be written."""
     left = memoryview(content)
     while left:
         written = os.pwrite(descriptor, left, offset)
@@ -100,9 +97,9 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 def append(path: str, content: bytes) -> bool:
     """Append `content` to a file. Returns False if the file does not exist.
 
-    Once this returns, a kill of the process does not lose the content. After an earlier kill, or
-    after a power cut, the file may end with a part of `content` or with zeros. Raises OSError,
-    which names the file. Then the file has its old size.
+    A kill after the return loses nothing. After an earlier kill, or after a power cut, the file may
+    end with a part of `content` or with zeros. Raises OSError, which names the file. Then the file
+    has its old size.
     """
     try:
         descriptor = os.open(path, _APPENDING)
@@ -126,15 +123,11 @@ def append(path: str, content: bytes) -> bool:
 
 
 def read(path: str) -> bytes:
-    """Read a file, at half the cost of Path.read_bytes. Raises OSError.
-
-    A read(2) of a file in /proc may return less than a full part before the end. Only an empty read
-    shows the end.
-    """
+    """Read a file, at half the cost of Path.read_bytes. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
-        while part := os.read(descriptor, _PART):
+        while part := os.read(descriptor, _PART):  # in /proc, a short read is not the end
             parts.append(part)
         return b"".join(parts)
     finally:
@@ -142,10 +135,7 @@ def read(path: str) -> bytes:
 
 
 def version(file: Path | str | int) -> tuple[int, ...]:
-    """Numbers that change when the file at a path or descriptor changes.
-
-    Returns only the errno if the file cannot be examined.
-    """
+    """Numbers that change when the file changes. Returns only the errno if stat(2) fails."""
     try:
         status = os.stat(file)  # noqa: PTH116 - of a descriptor, too
     except OSError as error:
@@ -174,9 +164,7 @@ def remove(path: Path | str, *, durable: bool = True) -> None:
 
 
 def create(path: str, flags: int, mode: int) -> int:
-    """Open the file. If the file or a directory above it is missing, create the directories and try
-    again.
-    """
+    """Open the file. Creates missing directories above it (0700)."""
     try:
         return os.open(path, flags, mode)
     except FileNotFoundError:

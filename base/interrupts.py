@@ -1,15 +1,14 @@
 """Interrupts calls, and lets calls wait for a condition.
 
-Another thread, or a signal handler, interrupts a call with `Call.end` if the client has hung up,
-the deadline has passed, or SIGTERM came. Python cannot interrupt a thread, so the call itself
-checks for an interruption at each `checkpoint`.
+`Call.end` interrupts a call after a hang-up of the client, a deadline or SIGTERM. Python cannot
+interrupt a thread, so the call itself checks for an interruption at each `checkpoint`.
 
-While a call holds its attachment's lock, it asks the kernel twice whether its client is still
-connected: in `require_client` before the work, and in `hold` after the work. A runtime sends a DEL
-only after it has seen the end of the ADD's launcher. The kernel closes the launcher's connection
-before the runtime sees this end. The DEL waits for the same lock. So if the ADD still has its
-client at `hold`, the runtime has not sent the DEL. If the client is gone, the ADD undoes its work
-and releases the lock, and then the DEL reads the journal.
+While a call holds its attachment's lock, it asks the kernel twice whether its client is connected.
+`require_client` asks before the work, and `hold` asks after the work. A runtime sends a DEL only
+after it has seen the end of the ADD's launcher. The kernel closes the launcher's connection before
+the runtime sees this end. So if the client is connected at `hold`, the runtime has not sent a DEL.
+If the client is gone, the ADD undoes its work. A DEL waits for the lock, and then reads the
+journal.
 """
 
 import threading
@@ -26,11 +25,9 @@ V = TypeVar("V")
 
 
 class Bound(Generic[V, T]):
-    """A context manager that sets a context variable, returns the value, and resets the variable at
-    the end.
+    """A context in which a context variable has a value.
 
-    contextlib.contextmanager would cost three times as much, and an agent uses this class three
-    times in each call.
+    contextlib.contextmanager would cost three times as much, in each call.
     """
 
     def __init__(self, variable: ContextVar[V | T], value: T) -> None:
@@ -48,10 +45,7 @@ class Bound(Generic[V, T]):
 
 
 class Terminated(BaseException):
-    """The call must end now and undo its work.
-
-    It is not a subclass of Exception, so that `except Exception` does not catch it.
-    """
+    """The call must end now and undo its work. `except Exception` does not catch this."""
 
 
 class _Holding:
@@ -74,23 +68,19 @@ class Call:
         endable: whether the call can be interrupted; False for a DEL.
         gone: asks the kernel whether the client has hung up.
 
-    `aside` returns a context manager. In its block another call may have this call's place
-    (`agent.serve.workers`).
+    In a block of `aside`, another call may have this call's place (`agent.serve.workers`).
     """
 
     def __init__(self, endable: bool, gone: Callable[[], bool] = lambda: False) -> None:
         self.aside: Callable[[], AbstractContextManager[None]] = nullcontext
         self._gone = gone
-        self._lock = threading.RLock()  # for a signal handler in a thread that has it
+        self._lock = threading.RLock()  # a signal handler may run while its thread has the lock
         self._settled = not endable  # whether the call can no longer be interrupted
         self._ended = False
         self._holding = _Holding()
 
     def end(self) -> bool:
-        """Interrupt the call. Any thread or signal handler may call this.
-
-        Returns False if the call can no longer be interrupted.
-        """
+        """Interrupt the call, from any thread or signal handler. Returns False if too late."""
         with self._lock:
             if self._settled:
                 return False
@@ -116,9 +106,9 @@ def serving(call: Call) -> Bound[None, Call]:
 
 
 def require_client() -> None:
-    """Raise Terminated if the client has gone, also in a DEL. A call does this before any work.
+    """Raise Terminated if the client has gone, also in a DEL.
 
-    Without its client the call is out of date: the runtime may have sent another ADD.
+    Without its client the call is out of date, because the runtime may have sent another ADD.
     """
     call = _call.get()
     if call is not None and call._gone():
@@ -126,10 +116,9 @@ def require_client() -> None:
 
 
 def hold() -> None:
-    """Make the call uninterruptible from now on.
+    """Make the call uninterruptible. The caller must hold its attachment's lock.
 
-    Raises Terminated if the call was interrupted already or its client has gone. An ADD then undoes
-    its work. The caller must hold its attachment's lock.
+    Raises Terminated if the call was interrupted already or its client has gone.
     """
     call = _call.get()
     if call is not None:
@@ -150,10 +139,7 @@ def checkpoint() -> None:
 
 
 def waiting() -> AbstractContextManager[None]:
-    """A context in which the call waits, and does not delay other calls of the agent.
-
-    Code that may wait longer than a few milliseconds waits in this context.
-    """
+    """A context for a wait of more than a few milliseconds. The wait delays no other call."""
     call = _call.get()
     return nullcontext() if call is None else call.aside()
 
@@ -163,8 +149,7 @@ def wait_until(
 ) -> T:
     """Call `condition` until its result is true, for at most `seconds`. Returns the last result.
 
-    Calls `condition` at once, and then after pauses that start at `pause` seconds and double up to
-    `longest_pause`. Raises the errors of `condition`, and Terminated if the call is interrupted.
+    Pauses double from `pause` to `longest_pause` seconds. Raises Terminated on an interruption.
     """
     deadline = time.monotonic() + seconds
     if answer := condition():

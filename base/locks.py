@@ -1,11 +1,7 @@
-"""Lock files of calls.
+"""Lock files of calls. Each file stands for a thing that one call at a time may use.
 
-A lock file stands for a thing, such as an attachment. While a call holds the lock, no other call of
-this node uses the thing.
-
-The library `filelock` takes each lock on an open descriptor, so the kernel releases the lock when
-its holder dies. This module has its own lock objects, because filelock's objects would double the
-cost of an address (docs/developers/design.md).
+The kernel releases a lock when its holder dies. This module has its own lock objects, because the
+objects of `filelock` would double the cost of an address (docs/developers/design.md).
 """
 
 import fcntl
@@ -35,10 +31,9 @@ class LockFile:
         path: the file. Missing directories above it are created (0700).
         what: the thing that the file stands for, for the error text.
         timeout: seconds to wait while another call holds the lock. With 0 there is one attempt.
-        keep: keep the file and its inode. Otherwise the holder removes the file at the end, so
-            that no files accumulate, and the next holder creates a new file.
-        stay_open: keep the file open between two uses, until `close`. If another file is at `path`
-            then, that file is opened. Only one thread at a time may use the object.
+        keep: keep the file. Otherwise the holder removes the file at the end.
+        stay_open: keep the file open between two uses, until `close`. Only one thread at a time
+            may use the object.
         pause: seconds between the first two attempts. Pauses double up to `longest_pause`.
 
     `with` raises Busy after `timeout`, OSError if the file cannot be used, and Terminated if the
@@ -145,15 +140,13 @@ def directory_locked(directory: Path) -> Iterator[None]:
 
 
 def shared(path: Path | str) -> int:
-    """Lock the file together with other holders of shared locks. Returns the descriptor. Closing it
-    releases the lock.
+    """Take a shared lock. Returns a descriptor. Closing the descriptor releases the lock.
 
-    Uses flock(2), because filelock has shared locks for SQLite databases only. Raises Busy if a
-    process holds an exclusive lock, and OSError if the file cannot be opened.
+    Raises OSError, and Busy if a process holds an exclusive lock.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # filelock has no shared file locks
     except BaseException as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):

@@ -21,9 +21,9 @@ _failures: Counter[str] = Counter()
 
 
 class StepThread:
-    """A thread that repeats `step` from `start` to `close`; `name` is for the log.
+    """A thread that repeats `step` from `start` to `close`.
 
-    `close` waits up to `join` seconds until a running step ends. `None` means without a limit.
+    `close` waits at most `join` seconds for a running step, or without a limit if `join` is `None`.
     """
 
     def __init__(self, name: str, join: float | None = JOIN) -> None:
@@ -47,11 +47,7 @@ class StepThread:
         self._woken.set()
 
     def close(self) -> None:
-        """Stop the thread after the running step. May be called again.
-
-        If the step does not end within `join` seconds, the step is left running, and ends with the
-        process.
-        """
+        """Stop the thread after the running step. May be called again."""
         self._ended.set()
         self.wake()
         if self._thread is not None:
@@ -72,9 +68,7 @@ class StepThread:
         worked(self._name)
 
     def _failed(self, error: Exception) -> float:
-        """Log an error of a step, unless the last step had the same error. Returns the pause in
-        seconds.
-        """
+        """Log the error, unless the last step had the same error. Returns the pause in seconds."""
         defect = f"{type(error).__name__}: {error}"
         if defect != self._defect:
             _log.exception("%s: a step failed (tried again)", self._name)
@@ -127,8 +121,5 @@ class Backoff:
 
 
 def boottime() -> float:
-    """Seconds since the machine booted.
-
-    Includes the time in suspend, unlike `time.monotonic`.
-    """
+    """Seconds since the boot. They include the time in suspend, unlike `time.monotonic`."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

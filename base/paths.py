@@ -8,7 +8,7 @@ import msgspec
 
 
 def _path(root: str, below: str) -> "cached_property[Path]":
-    """A property: the path `below`, below the directory in the attribute `root`."""
+    """A property with the path `below` in the directory of the attribute `root`."""
     return cached_property(lambda paths: getattr(paths, root) / below)
 
 
@@ -31,7 +31,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Paths":
-        """The default roots, except those that PODFABRIC_SYS, PODFABRIC_PROC and so on name."""
+        """The default roots, or the directories in PODFABRIC_SYS, PODFABRIC_PROC and so on."""
         roots = {
             field: Path(environ[variable])
             for field in cls.__struct_fields__
@@ -73,5 +73,4 @@ class PathsWithSockets(Paths, frozen=True, kw_only=True, dict=True):
 
 @cache
 def boot_id_of(proc: Path) -> str:
-    """The identity of this boot, read once, because it changes only with a boot."""
     return (proc / "sys/kernel/random/boot_id").read_text().strip()

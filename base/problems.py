@@ -22,9 +22,7 @@ class Problems:
         self._said: dict[str, dict[str, float]] = {}  # the time of the log line, by topic and text
 
     def tell(self, topic: str, problem: str | Exception | None) -> None:
-        """Log a problem of the topic, unless the same text was logged within AGAIN_AFTER. `None`
-        ends the topic's problem.
-        """
+        """Log a problem, unless the same text was logged recently. `None` ends the problem."""
         if problem is None:
             if self._said.pop(topic, None):
                 self._log.info("%s: works again", topic)

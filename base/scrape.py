@@ -27,10 +27,7 @@ def registry() -> CollectorRegistry:
 
 
 class Source(Collector):
-    """Families that are computed for each scrape.
-
-    If the computation fails, the scrape lacks these families, and `Problems` logs the error.
-    """
+    """Families of metrics. Each scrape computes them, and lacks them after an error."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         self._families = families
@@ -52,7 +49,6 @@ def gauge(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, 
 
 
 def counter(name: str, text: str, labels: Sequence[str], samples: Mapping[Labels, float]) -> Metric:
-    """A counter, with one value for each combination of label values."""
     return _filled(CounterMetricFamily(name, text, labels=labels), samples)
 
 

@@ -9,10 +9,7 @@ _LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def printable(text: str) -> str:
-    """Escape the line ends, escape sequences and direction marks in a text.
-
-    So text from a pod or client cannot forge a line of a log.
-    """
+    """Escape unprintable characters, so that foreign text cannot forge a line of a log."""
     if text.isprintable():
         return text
     return "".join(

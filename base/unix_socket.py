@@ -1,6 +1,4 @@
-"""Listens on a unix socket that only root can open, and finds out whether a process serves a
-socket.
-"""
+"""Unix sockets that only root can open."""
 
 import errno
 import os
@@ -13,9 +11,8 @@ from pathlib import Path
 def listen(path: Path, backlog: int) -> socket.socket:
     """Listen at `path`. Replaces the socket file of a dead process.
 
-    Raises OSError with EADDRINUSE if a process listens there, or if the file is not a socket. If
-    two processes call this at the same time for one path, both may succeed. The caller must prevent
-    this.
+    Raises OSError, with EADDRINUSE if a process listens there or the file is not a socket. The
+    caller must prevent two calls for one path at the same time, because both may succeed.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode) or is_served(path):

@@ -91,13 +91,11 @@ class Waker:
 
 
 class WatchedFile(StepThread):
-    """Calls `changed` when the file's content may have changed, and once at the start.
+    """Calls `changed` in a thread when the file may have changed, and once at the start.
 
-    `changed` reads the file. A thread calls `changed` until `close`. The thread watches the
-    directory, because editors and ConfigMap mounts replace the file. It also checks the file every
-    few seconds, because inotify does not report every change: the directory may not exist yet, or
-    the file may be a link to another directory. The call at the start finds a change that came
-    after the caller read the file and before the watch began.
+    The thread watches the directory, because editors and ConfigMap mounts replace the file. It also
+    checks the file every few seconds, because inotify may miss the change of a link's target. The
+    call at the start finds a change between the caller's read and the start of the watch.
     """
 
     def __init__(
@@ -136,9 +134,7 @@ class WatchedFile(StepThread):
             self._seen = ()  # call `changed` even if the version is equal: file times are coarse
 
     def _settled(self) -> tuple[int, ...]:
-        """Wait until the file stays unchanged for SETTLE seconds, or until `close`. Returns its
-        version.
-        """
+        """Wait until the file is unchanged for SETTLE seconds. Returns its version."""
         last = files.version(self._path)
         for _ in range(25):
             if self._ended.wait(SETTLE) or last == (last := files.version(self._path)):
