@@ -1,7 +1,7 @@
-"""The verbs of the API server. They work with any `Transport`.
+"""The verbs of the API server.
 
-`requests` has the common part of the verbs. Reads are consistent, because they have no parameter
-resourceVersion. Watches may be late, so callers use them as hints.
+Reads are consistent, because they have no parameter resourceVersion. Watches may be late, so
+callers use them as hints.
 """
 
 import logging
@@ -61,13 +61,11 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterApi:
-    """A client of the API server. Each call ends within `timeout` seconds, and may raise ApiError.
-    Threads may share a client.
+    """A client of the API server. Threads may share it. Each call may raise ApiError.
 
-    The client sends a change only once. If the answer is lost, the client raises Unavailable.
-    `writer` is the field manager of changes and the source of events. Events also name the agent's
-    `node`. Each change except an event first calls `may_write`, and raises NotLeading if
-    `may_write` returns False. `errors` counts failed requests by verb and kind of error.
+    A call ends within `timeout` seconds. The client sends a change only once, and raises
+    Unavailable if the answer is lost. `writer` is the field manager of changes and the source of
+    events. Changes other than events raise NotLeading if `may_write` returns False.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class ClusterApi:
         Args:
             fields: read only objects whose fields have these values ("spec.holder.instance": ...).
             namespace: "" for all namespaces.
-            most: read only the first objects, at most this number (up to 500), in one request.
+            most: read at most this number of objects (up to 500), in one request. 0 for all.
 
         Pages expire after some minutes. Then all pages are read again.
         """
@@ -136,9 +134,7 @@ class ClusterApi:
         namespace: str = "",
         most: int = 0,
     ) -> Iterator[Listing[AnyResource]]:
-        """Yield the pages of `list`, for large objects of tenants. Raises WatchExpired if a page
-        expires. The caller must then begin again.
-        """
+        """Yield the pages of `list`. Raises WatchExpired if a page expires."""
         what, where = f"list {kind.KIND}", encoding.path(kind, namespace)
         selected = ",".join(f"{name}={value}" for name, value in (fields or {}).items())
         selector = [("fieldSelector", selected)] if selected else []
@@ -174,7 +170,7 @@ class ClusterApi:
         """Change parts of the object by a JSON patch, if the object still has the same uid.
 
         Raises NotFound, and Conflict if a test among the operations fails. This is for objects with
-        many writers, whose version changes often. Each writer tests the values that it replaces.
+        many writers. Each writer tests the values that it replaces.
         """
         what, where = f"patch {last.KIND} {last.metadata.name}", encoding.path_of(last)
         self._require_leading(what)
@@ -204,8 +200,7 @@ class ClusterApi:
     ) -> Iterator[Change[AnyResource]]:
         """Yield the changes since that version, until the server ends the watch after some minutes.
 
-        Raises WatchExpired, and Unavailable if the server sends nothing for too long. Leaves out
-        changes of unreadable objects, which `unreadable` returns.
+        Raises WatchExpired, and Unavailable after a long silence. Leaves out unreadable objects.
         """
         what, where = f"watch {kind.KIND}", encoding.path(kind, namespace)
         query = {
@@ -235,9 +230,7 @@ class ClusterApi:
         return self._reader.unreadable()
 
     def report(self, reason: str, message: str, regarding: Mapping[str, Any]) -> None:
-        """Write a Warning event on the object `regarding` (an ObjectReference). Logs a failure, and
-        does not raise it.
-        """
+        """Write a Warning event on an object (an ObjectReference). Logs a failure."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         about = str(regarding.get("name", self._writer))[:_LONGEST_EVENT].rstrip("-.")
         name = f"{about}.{uuid.uuid4().hex[:16]}"
@@ -300,18 +293,14 @@ class PendingEvents:
         self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
     def of_pod(self, reason: str, message: str, pod: Pod, *, each_message: bool = False) -> None:
-        """Add an event on a pod, once, or once for each text if `each_message`. Ignores a pod
-        without a name.
-        """
+        """Add an event on a pod, once, or once for each text if `each_message`."""
         if pod.name and pod.namespace:
             regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace}
             regarding |= {"name": pod.name, "uid": pod.uid}
             self.add(reason, message, regarding, message if each_message else "")
 
     def send(self, most: int = _AT_ONCE) -> bool:
-        """Write at most `most` pending events. Returns whether more are pending. Drops an event
-        that cannot be written.
-        """
+        """Try to write at most `most` pending events. Returns whether more are pending."""
         for _ in range(min(most, len(self._waiting))):
             self._api.report(*self._waiting.popleft())
         return bool(self._waiting)

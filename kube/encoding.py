@@ -1,9 +1,8 @@
 """Encodes and decodes the API server's JSON documents.
 
-Tenants and nodes write some of the documents. `decode` raises only MsgspecError, for any content. A
-page of a LIST, or a line of a watch, can be read even if an object in it cannot be decoded. A value
-that is nested too deeply is an error only if podfabric needs the value. Managed fields may be
-nested too deeply, and podfabric never needs them.
+Tenants and nodes write some of the documents. `decode` raises only MsgspecError, for any content.
+An unreadable object does not make a whole list unreadable. A value that is nested too deeply is an
+error only if podfabric needs the value.
 """
 
 import logging
@@ -44,7 +43,7 @@ _SENT = frozenset(
 )
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # a DNS subdomain, or a similar name
 
-_MOST_DEPTH = 100  # levels that are kept of a document that is too deep for the decoder
+_MOST_DEPTH = 100  # levels that stay in a document that is too deep for the decoder
 # Long matches save time. The number 999 limits the memory of the matcher.
 _BRACKETS = re.compile(
     rb'(?:"[^"\\]*(?:\\.[^"\\]*)*"[^][{}"]*){1,999}'  # strings and the text between them
@@ -60,9 +59,7 @@ _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class ListMeta(msgspec.Struct, rename="camel"):
-    """The metadata of a page of a LIST. `continue_` requests the next page. It is "" on the last
-    page.
-    """
+    """Metadata of a page of a LIST. `continue_` requests the next page. The last page has ""."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(default="", name="continue")
@@ -184,11 +181,9 @@ def document(resource: Resource) -> dict[str, Any]:
 
 
 def path(kind: type[Resource], namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """The path of an object. Without a name, the path of all objects of a kind, or of those in one
-    namespace.
+    """The path of an object, or the path of a kind's objects if `name` is "".
 
-    Raises NotFound for an impossible name. A pod's annotation may name "../../other/...", and an
-    HTTP client would resolve this to another path.
+    Raises NotFound for an impossible name, such as "../../other" in a pod's annotation.
     """
     for each in filter(None, (namespace, name)):
         if not _NAME.fullmatch(each):
@@ -224,9 +219,7 @@ class ObjectReader:
     def read(
         self, kind: type[AnyResource], document: msgspec.Raw
     ) -> tuple[AnyResource | None, Unreadable | None]:
-        """Decode an object. Returns the object, or `None` if it is unreadable, and the problem or
-        `None`.
-        """
+        """Decode an object. Returns the object and the problem. Either may be `None`."""
         try:
             kept = bounded(document, kind.MOST_METADATA)
             found = decode(kept, kind)

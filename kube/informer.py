@@ -31,9 +31,7 @@ Kept = TypeVar("Kept")
 
 
 class Follower(StepThread):
-    """Follows the API server in a thread until `close`. `close` does not wait for a running
-    request.
-    """
+    """Follows the API server in a thread. `close` does not wait for a running request."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"following {what}", join=0.0)
@@ -58,10 +56,10 @@ class Follower(StepThread):
 
 
 class Mirror(Follower, Generic[Kept]):
-    """A copy of all objects of a kind, or of those in one namespace. It keeps the result of `keep`
-    for each object. An object that becomes unreadable keeps its last state. The thread calls
-    `changed` after each change. With `may_lack`, a kind that is not installed counts as a kind
-    without objects.
+    """A copy of a kind's objects. The thread calls `changed` after each change.
+
+    `keep` returns the part of an object to keep. An object that becomes unreadable keeps its last
+    state. If `may_lack`, a kind that is not installed has no objects.
     """
 
     def __init__(
@@ -118,9 +116,7 @@ class Mirror(Follower, Generic[Kept]):
         return LEAST_PAUSE
 
     def _list(self) -> str:
-        """Read all objects. Returns the version of the list. Unreadable objects keep their last
-        state.
-        """
+        """Read all objects. Returns the version of the list."""
         known, objects, version = self._objects or {}, dict[tuple[str, str], Kept](), ""
         for page in self._api.pages(self._kind, namespace=self._namespace):
             objects |= {key: known[key] for key in map(_key, page.unreadable) if key in known}
@@ -133,7 +129,7 @@ class Mirror(Follower, Generic[Kept]):
 
 
 def same(found: AnyResource) -> AnyResource:
-    """For the argument `keep` of `Mirror`: keeps the whole object."""
+    """Keep the whole object, as the argument `keep` of `Mirror`."""
     return found
 
 
@@ -157,10 +153,7 @@ def all_nodes(api: ClusterApi) -> tuple[Node, ...]:
 
 
 class NodePoll(Follower):
-    """Reads all Nodes repeatedly. A watch would cost more, because Nodes are large and change
-    often. The thread calls `changed` after each poll. A poll may take long, so no other thread
-    waits for it.
-    """
+    """Reads all Nodes repeatedly. A watch would cost more, because Nodes change often."""
 
     def __init__(
         self,

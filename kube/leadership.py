@@ -1,10 +1,9 @@
 """Elects one of several processes by a Lease of coordination.k8s.io.
 
-As in client-go's leader election, a process does not compare its clock with the clock of another
-machine. A candidate takes the Lease when the Lease has not changed for its whole duration. A leader
-stops when it has not renewed the Lease for RENEW_WITHIN. The difference between the two times is
-longer than a request takes. So the last request of a leader has ended before the next leader
-begins.
+As in client-go, a process never compares its clock with the clock of another machine. A candidate
+takes the Lease when the Lease has not changed for its whole duration. A leader stops when it has
+not renewed the Lease for RENEW_WITHIN. The difference between the two times is longer than a
+request takes. So a leader's last request ends before the next leader begins.
 """
 
 import logging
@@ -21,7 +20,7 @@ from kube.client import ClusterApi
 from kube.resources import AlreadyExists, ApiError, Conflict, Lease, NotFound, ServerMeta
 
 DURATION = 30.0  # seconds without a change, after which a candidate takes the Lease
-RENEW_WITHIN = 15.0  # seconds from the begin of the last renewal, after which a leader stops
+RENEW_WITHIN = 15.0  # seconds from the start of the last renewal, after which a leader stops
 RENEW_EVERY = 5.0
 
 _log = logging.getLogger(__name__)
@@ -115,7 +114,7 @@ class Leadership:
             # The holder may have a longer duration than this process.
             if begun - self._seen_at < max(DURATION, spec.lease_duration_seconds):
                 return None
-        # A Lease with this identity was stored by a request whose answer was lost.
+        # A Lease with this identity comes from a request that lost its answer.
         return self._write(
             there,
             holder_identity=self._identity,

@@ -1,8 +1,6 @@
-"""Sends requests to the API server, by any `Transport`. Limits their rate, repeats reads, and
-raises errors.
+"""Sends requests to the API server, limits their rate, and repeats reads.
 
-A read is repeated while the server does not answer. A change is sent once. If its answer is lost,
-the server may have made the change. Only the caller can find out.
+A change is sent once. If its answer is lost, the server may have made the change.
 """
 
 import random
@@ -34,9 +32,7 @@ LONGEST_PAUSE = 30.0  # seconds; the longest pause that a server can request
 
 
 class Pace:
-    """Limits the requests of a client's threads: `burst` requests at once, then `rate` requests a
-    second.
-    """
+    """Lets a client's threads send `burst` requests at once, then `rate` requests a second."""
 
     def __init__(
         self,
@@ -54,9 +50,8 @@ class Pace:
         self._paused_until = clock()
 
     def turn(self, patience: float) -> bool:
-        """Wait until this thread may send a request.
-
-        Returns False at once if the wait would be longer than `patience` seconds.
+        """Wait for permission to send. Returns False at once if the wait exceeds `patience`
+        seconds.
         """
         with self._lock:
             now = self._clock()
@@ -110,9 +105,7 @@ class Response(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """The answer to a watch. `lines` yields each line as it comes. After an error status, it yields
-    the body.
-    """
+    """The answer to a watch. `lines` yields each line as it comes, or the body of an error."""
 
     status: int
     lines: Iterator[bytes]
@@ -155,9 +148,7 @@ class RestRequests:
     def pages(
         self, what: str, where: str, selector: Query = (), most: int = 0
     ) -> Iterator[encoding.Page]:
-        """Yield a LIST page by page. A page has fewer objects if they are large. Raises
-        WatchExpired.
-        """
+        """Yield a LIST by pages. A page of large objects has fewer. Raises WatchExpired."""
         start: Query = selector
         while True:
             size = self._page_sizes.get(what, encoding.PAGE)
@@ -182,9 +173,7 @@ class RestRequests:
     def read(
         self, what: str, where: str, query: Query = (), most: int = 0, accept: str = encoding.JSON
     ) -> bytes:
-        """Return the answer to a GET. Repeats the GET while the server does not answer. Raises
-        AnswerTooLarge.
-        """
+        """Send a GET, and repeat it while the server does not answer. Raises AnswerTooLarge."""
         request = RestRequest("GET", where, query, accept=accept)
         deadline, backoff = self._deadline(), Backoff(FIRST_BACKOFF, LONGEST_BACKOFF)
         while True:

@@ -7,9 +7,7 @@ import msgspec
 
 
 class ApiError(Exception):
-    """A request failed. Its effect may be unknown (Unavailable). The text names the verb, the
-    object and the reason.
-    """
+    """A request failed. The text names the verb, the object and the reason."""
 
 
 class NotFound(ApiError):
@@ -31,8 +29,7 @@ class Refused(ApiError):
 class Unavailable(ApiError):
     """No answer, 429 or 5xx, after all attempts of the client.
 
-    The server may have made the change, or may still make it. Read the object before you repeat
-    the request.
+    The server may have made the change, or may still make it. Read the object before a retry.
     """
 
 
@@ -62,8 +59,7 @@ class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
     """All metadata that podfabric uses.
 
-    Users own the labels and the fields below them. A write replaces the whole object, so it sends
-    these fields as they were read.
+    Users own the fields of this class. A write sends these fields as they were read.
     """
 
     labels: dict[str, str] = {}
@@ -73,12 +69,11 @@ class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """The common part of all kinds. `API` is the group and the version. `metadata` is a `Meta` in a
-    kind that podfabric writes, or whose labels it uses.
+    """The common part of all kinds. `API` is the group and the version.
 
-    If the metadata is larger than `MOST_METADATA`, podfabric does not read its labels, annotations,
+    If the metadata is larger than `MOST_METADATA`, podfabric does not read the labels, annotations,
     finalizers and owners, and a write removes them. The limit is for kinds that a node or a tenant
-    writes, because no schema limits the labels of such objects.
+    writes, because no schema limits the labels.
     """
 
     API: ClassVar[str]
@@ -188,8 +183,7 @@ class NetworkDefinition(Resource, frozen=True, kw_only=True):
 class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """`holder_identity` is the leading process, or "" if the Lease was released.
 
-    A process sees a renewal only by the resource version. The times (RFC 3339 with microseconds)
-    are for human readers.
+    A process sees a renewal by the resource version. The times (RFC 3339) are for human readers.
     """
 
     holder_identity: str = ""

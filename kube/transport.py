@@ -1,8 +1,7 @@
 """Sends requests to the API server with the official client of Kubernetes.
 
 This is the only module that imports the package `kubernetes`, which costs a process 20 MB. Import
-this module only where a process needs the API server. docs/developers/design.md lists the unused
-parts of the package, and the reasons.
+this module only where a process needs the API server.
 """
 
 import logging
@@ -55,8 +54,7 @@ class _Client:
     def __init__(self, kubeconfig: Path | None, user_agent: str) -> None:
         self._kubeconfig = kubeconfig
         configuration = Configuration()
-        # No retries, because urllib3 would repeat a PUT or DELETE that the server has already
-        # executed.
+        # Otherwise urllib3 would repeat a PUT or DELETE that the server has already executed.
         configuration.retries = False
         configuration.connection_pool_maxsize = CONNECTIONS
         configuration.keep_alive = True
@@ -70,8 +68,7 @@ class _Client:
 
     def send(self, request: RestRequest, patience: float, most: int = 0) -> Response:
         deadline = time.monotonic() + patience
-        # A patch of a large object takes the server seconds, and the server may stop if the client
-        # hangs up.
+        # A patch of a large object takes seconds, and the server may stop if the client hangs up.
         read = patience if request.method == "PATCH" else min(READ, patience)
         limits = (min(CONNECT, patience), read)
         response = self._open(request, limits)
@@ -92,9 +89,7 @@ class _Client:
         return Lines(response.status, _lines(response))
 
     def _configure(self, configuration: Configuration) -> None:
-        """Read the server's address and the token. The package itself reads a service account's
-        token again every minute.
-        """
+        """Read the server's address and the token. Raises Refused."""
         try:
             if self._kubeconfig is None:
                 load_incluster_config(client_configuration=configuration)
@@ -107,10 +102,9 @@ class _Client:
             raise Refused(f"no API server {where}: {error}") from error
 
     def _identify(self) -> None:
-        """Set the token in the headers.
+        """Set the token in the headers. The package reads a service account's token each minute.
 
-        Replaces the package's `auth_settings`, which read the whole environment for each request
-        and take a fifth of its CPU time.
+        The package's `auth_settings` would take a fifth of the CPU time of a request.
         """
         now = time.monotonic()
         if now >= self._identify_at:
