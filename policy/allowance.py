@@ -1,9 +1,9 @@
 """The allowance of an ADD: the rules that allow every value that the ADD has used so far.
 
 One rule must list all values that an attachment uses (`use`). Each value leaves only the rules that
-list this value too. If no rule remains, the attachment is refused. Different rules may allow the
-options of an attachment (`set`): one rule for the pod must allow each option. If no rule is for the
-pod, `Policy.otherwise` applies.
+list this value too. If no rule remains, the attachment is refused. For each option of an attachment
+(`set`), a different rule for the pod may allow the value. If no rule is for the pod,
+`Policy.otherwise` applies.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,9 +27,7 @@ _FULL = 0x8000  # the bit of a P_Key that marks a full member
 
 
 class NotAllowed(CNIError):
-    """The rules for a pod do not allow a value. `rules` has the titles of the rules that remained
-    before this value.
-    """
+    """No rule allows a value. `rules` has the titles of the rules that were checked."""
 
     def __init__(self, message: str, key: str, value: str, rules: tuple[str, ...]) -> None:
         super().__init__(Code.NOT_ALLOWED, message)
@@ -39,9 +37,7 @@ class NotAllowed(CNIError):
 
 
 def joined(refusals: Sequence[CNIError]) -> CNIError:
-    """Join the refusals of an attachment's candidate devices into one error. Its code is 11 if a
-    refusal has the code 11.
-    """
+    """Join refusals into one error. The error has code 11 if any refusal has code 11."""
     if len(refusals) == 1:
         return refusals[0]
     codes = [refusal.code for refusal in refusals]
@@ -54,22 +50,20 @@ def joined(refusals: Sequence[CNIError]) -> CNIError:
 
 
 class Device(msgspec.Struct, frozen=True):
-    """The device that rules compare: an HCA, and the pod's resources that have this HCA."""
+    """An HCA, and the pod's resources that have this HCA."""
 
     hca: HCA
     resources: frozenset[str] = frozenset()
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """The rules for one ADD. `rules` has all rules for its pod. `left` has the rules that allow
-    every value so far.
-    """
+    """The rules for the pod of an ADD. `left` has the rules that allow all values so far."""
 
     rules: Rules = (Policy().otherwise,)
     left: Rules = (Policy().otherwise,)
 
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
-        """Return the allowance after the attachment also uses `value` for `key`, a key of `use`.
+        """Keep the rules that list `value` for the key `key` of `use`.
 
         Raises NotAllowed if no rule remains. The error text has `what`, the key of the network
         configuration, and `shown`, its value.
@@ -82,9 +76,7 @@ class Allowance(msgspec.Struct, frozen=True):
     def within(
         self, intervals: Sequence[Span], what: str, shown: Callable[[Span], str]
     ) -> "Allowance":
-        """Like `using`, for addresses: a rule must have, for each interval, a network that contains
-        the interval.
-        """
+        """Like `using`, for intervals of addresses (see `_having`)."""
         left = _having(self.left, intervals)
         if left:
             return Allowance(self.rules, left)
@@ -92,7 +84,7 @@ class Allowance(msgspec.Struct, frozen=True):
         raise self._not_listed(what, shown(next(alone, intervals[0])), "ranges")
 
     def may(self, key: str, value: int | str) -> bool:
-        """Whether a rule for the pod allows that the definition sets an option to this value."""
+        """Whether a rule for the pod allows this value of the option."""
         return any(
             rule.allowed.get(key, NOTHING).allows(value) or rule.fixed.get(key) == value
             for rule in self.rules
@@ -113,9 +105,7 @@ class Allowance(msgspec.Struct, frozen=True):
     def not_settable(
         self, key: str, text: str, what: str, remedy: str = "use another value"
     ) -> NotAllowed:
-        """The error for an option that no rule allows in `set`. The error text begins with `text`,
-        which describes the request.
-        """
+        """The error for an option that no rule allows in `set`. Its text begins with `text`."""
         return NotAllowed(
             f"{text} is not allowed for this namespace: no rule for it ({titled(self.rules)}) "
             f'lists it in "set.{key}": {remedy}, or ask the administrator',
@@ -126,7 +116,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
     @property
     def host_paths(self) -> tuple[str, ...]:
-        """The directories of the host whose files the definition may name."""
+        """The directories of the host with files that the definition may name."""
         return tuple(dict.fromkeys(path for rule in self.rules for path in rule.host_paths))
 
     @property
@@ -139,12 +129,7 @@ class Allowance(msgspec.Struct, frozen=True):
         return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-        """The values that the remaining rules fix for options in `keys` that `written` does not
-        set.
-
-        `written` has the configuration's options. If the configuration spells an option in two
-        ways, `written` has the value that the plugin uses.
-        """
+        """The fixed values of the options in `keys` that the configuration does not set."""
         # An MTU of 0 means that the MTU is missing.
         present = {
             key
@@ -155,9 +140,7 @@ class Allowance(msgspec.Struct, frozen=True):
         return {key: value for key, value in fixed.items() if value is not None}
 
     def most(self, count: str) -> int | None:
-        """The largest limit of the remaining rules for `count`, a key of COUNTS. Returns `None` if
-        a remaining rule has no limit.
-        """
+        """The largest limit of the remaining rules for `count`, or `None` if one has no limit."""
         if any(count not in rule.counts for rule in self.left):
             return None
         return max((rule.counts[count] for rule in self.left), default=None)
@@ -177,9 +160,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
 
 def of_pod(policy: Policy, pod: Pod) -> Allowance:
-    """The allowance of a pod's ADD. Raises CNIError 11 if the labels of the pod's namespace are
-    unknown.
-    """
+    """The allowance of a pod's ADD. Raises CNIError 11 if its namespace's labels are unknown."""
     own = [rule for rule in policy.rules if rule.is_for(pod.namespace, policy.labels)]
     return _by(own or [policy.otherwise])
 
@@ -195,9 +176,7 @@ def _by(found: Iterable[Rule]) -> Allowance:
 
 
 def _uses(rule: Rule, key: str, value: Any) -> bool:  # noqa: ANN401 - of any key
-    """Whether the rule's `use` lists a value (a number, name, count or `Device`), or the rule fixes
-    this value.
-    """
+    """Whether the rule lists a value (a number, name, count or `Device`), or fixes it."""
     if key == "devices":
         # `match` without selectors would match every HCA.
         if rule.devices and selectors.match(rule.devices, value.hca) is not None:

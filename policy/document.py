@@ -1,8 +1,4 @@
-"""Parses the rules that an administrator writes in config.yaml or in a FabricPolicy.
-
-`rules_of` parses the list `policy.rules` of config.yaml and the list `spec.rules` of a
-FabricPolicy. docs/use/policy.md describes every key.
-"""
+"""Parses the rules in config.yaml and in FabricPolicies. docs/use/policy.md describes each key."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -42,9 +38,7 @@ class LabelRequirement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: tuple[str, ...] = ()
 
     def met_by(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels meet the requirement. A missing label meets NotIn, and does not meet
-        In.
-        """
+        """Whether the labels meet the requirement. A missing label meets NotIn, but not In."""
         match self.operator:
             case "In":
                 return labels.get(self.key) in self.values
@@ -72,23 +66,17 @@ def no_labels(namespace: str) -> Mapping[str, str]:
 
 
 Labels = Callable[[str], Mapping[str, str]]
-"""Returns the labels of a namespace. Called only for rules that use labels. Raises CNIError 11 if
-the labels are unknown.
-"""
+"""Returns the labels of a namespace. Raises CNIError 11 if the labels are unknown."""
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """Pods that a rule is for. Both fields must match the pod. A field that is `None` matches every
-    pod. All requirements of `namespace_selector` must be met.
-    """
+    """Pods that a rule is for. Both fields must match. A field that is `None` matches every pod."""
 
     namespaces: Values | None = None
     namespace_selector: tuple[LabelRequirement, ...] | None = None
 
     def matches(self, namespace: str, labels: Labels) -> bool:
-        """Whether the pods of a namespace match the subject. Raises CNIError 11 if `labels` raises
-        it.
-        """
+        """Whether the subject matches the pods of a namespace. Raises the errors of `labels`."""
         if self.namespaces is not None and not self.namespaces.allows(namespace):
             return False
         if self.namespace_selector is None:
@@ -112,15 +100,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The name of the rule in errors and events: "team-a", or "POLICY/team-a" of a
-        FabricPolicy.
-        """
+        """The rule's name in errors and events: "team-a", or "POLICY/team-a" of a FabricPolicy."""
         return f"{self.policy}/{self.name}" if self.policy else self.name
 
     def is_for(self, namespace: str, labels: Labels) -> bool:
-        """Whether the rule is for the pods of a namespace. Raises CNIError 11 if `labels` raises
-        it.
-        """
+        """Whether the rule is for the pods of a namespace. Raises the errors of `labels`."""
         return any(subject.matches(namespace, labels) for subject in self.subjects)
 
 
@@ -143,9 +127,7 @@ SETTABLE: Mapping[str, Kind] = {
     "vlanProto": "name",
     "vlanQoS": "number",
 }
-"""The keys of `set` except `hostPaths`. They are options of definitions, and `private_ranges` and
-`unassigned_devices`.
-"""
+"""The keys of `set` except `hostPaths`."""
 
 FIXABLE: Mapping[str, Kind] = {
     **{
@@ -172,15 +154,11 @@ USE: Mapping[str, Kind] = {
     "ranges": "network",
 }
 COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
-"""Limits of addresses. The limits for a pod and for a namespace count the addresses on this node.
-"""
+"""Limits of addresses. They count only the addresses on this node."""
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
-    """Parse the rules in a decoded list, in its order. `policy` is the name of their FabricPolicy.
-
-    Raises DocumentError. Its text names the key below `where`, such as "config.yaml: policy.rules".
-    """
+    """Parse a list of rules. `policy` is the name of their FabricPolicy. Raises DocumentError."""
     rules: dict[str, Rule] = {}
     for index, item in enumerate(_list(value, RULES, where)):
         rule = _rule(item, f"{where}[{index}]", policy)
@@ -194,7 +172,7 @@ def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
 
 
 NODE = "config.yaml"
-"""The name of the node's rule for pods that no other rule is for."""
+"""The name of the node's rule for pods without another rule."""
 _OF_NODE: Mapping[str, Mapping[str, Any]] = {
     "use": {
         **{key: [value_lists.ANY] for key in ("devices", *USE)},
@@ -211,10 +189,7 @@ _OF_NODE: Mapping[str, Mapping[str, Any]] = {
 
 
 def rule_of_node(part: Mapping[str, Any] | None = None, where: str = PART) -> Rule:
-    """Parse the rule for pods that no other rule is for. `part` has its `use`, `set` and `fixed`.
-
-    Raises DocumentError. Its text names the key below `where`.
-    """
+    """Parse the rule for pods without another rule. Raises DocumentError."""
     document = {key: value for key, value in (part or {}).items() if value is not None}
     for key, defaults in _OF_NODE.items():
         document[key] = {**defaults, **documents.mapping(document.get(key), f"{where}.{key}")}

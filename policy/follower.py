@@ -30,9 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class FabricPolicy(Resource, frozen=True, kw_only=True):
-    """The rules of an administrator in the cluster. `StoredPolicy.read` decodes `spec` later,
-    because a newer podfabric may have written it.
-    """
+    """Rules in the cluster. `spec` is undecoded, because a newer podfabric may have written it."""
 
     API = "fabric.podfabric.io/v1alpha1"
     KIND = stored_policies.KIND
@@ -60,9 +58,7 @@ class NamespaceObject(Resource, frozen=True, kw_only=True):
 
 
 class PolicyFollower(StepThread):
-    """Keeps the active policies, and writes them to the file `path`. Any thread may use it after
-    `start`.
-    """
+    """Keeps the active policies in memory and in a file. Any thread may use it after `start`."""
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
         super().__init__("policies")
@@ -76,9 +72,7 @@ class PolicyFollower(StepThread):
         self.events = PendingEvents(api)
 
     def start(self) -> None:
-        """Follow the policies in other threads until `close`. The policies in the file are active
-        at once.
-        """
+        """Make the policies in the file active, and follow the cluster's policies in threads."""
         try:
             self._present = self._written = stored_policies.load(self._path)
         except CNIError as error:
@@ -133,8 +127,7 @@ class PolicyFollower(StepThread):
     def _read(self, policy: FabricPolicy, last: StoredPolicy | None) -> StoredPolicy:
         """Return the policy that becomes active.
 
-        If the policy is unreadable, its last readable form stays active. If it has none, its
-        subjects are active, and nothing is allowed for their pods.
+        An unreadable policy keeps its last readable form, or else only its subjects (see `closed`).
         """
         stored = policy.stored()
         if stored == last:
@@ -155,7 +148,7 @@ class PolicyFollower(StepThread):
         return stored
 
     def _labels(self, policies: Iterable[StoredPolicy]) -> dict[str, dict[str, str]] | None:
-        """The labels of all namespaces, as last read. Returns `None` if no rule uses labels."""
+        """The labels of all namespaces. `None` before a first read, or if no rule uses labels."""
         rules = (rule for policy in policies for rule in policy.read)
         subjects = (each for rule in rules for each in rule.subjects)
         if all(each.namespace_selector is None for each in subjects):

@@ -53,9 +53,7 @@ def on_node(path: Path) -> Source:
 
 
 def load(path: Path) -> Policy:
-    """Read the rules in that file. Returns the defaults if it is missing. Raises DocumentError,
-    OSError.
-    """
+    """Read the rules. Returns the defaults without a file. Raises DocumentError, OSError."""
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):

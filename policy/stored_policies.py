@@ -1,8 +1,7 @@
 """The file with the cluster's policies that this node's agent read last.
 
-The agent writes the file when the policies change. A new agent reads the file while the API server
-does not answer. A process that runs one call without an agent also reads it. Without the file the
-rules are unknown, so each ADD fails and the runtime tries again.
+A new agent reads the file while the API server does not answer. A process that runs one call
+without an agent also reads it. Without the file, each ADD fails and the runtime tries again.
 """
 
 import zlib
@@ -41,7 +40,7 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def closed(policy: StoredPolicy) -> StoredPolicy:
     """Reduce a policy with unreadable rules to the subjects of the rules.
 
-    The result allows nothing for the subjects' pods. Without it, the node's rule for all other pods
+    The result allows nothing for the subjects' pods. Otherwise the node's rule for all other pods
     would apply to these pods. If the subjects are unreadable, the result is for all pods.
     """
     try:
@@ -56,9 +55,7 @@ def closed(policy: StoredPolicy) -> StoredPolicy:
 
 
 class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All policies, and the labels of all namespaces. `namespaces` is `None` if no rule uses
-    labels.
-    """
+    """All policies, and labels of namespaces. `namespaces` is `None` if no labels were read."""
 
     policies: tuple[StoredPolicy, ...]
     namespaces: dict[str, dict[str, str]] | None

@@ -141,9 +141,7 @@ def _network(text: str) -> Span:
 
 
 def _without_ipv4(span: Span) -> list[Span]:
-    """Remove the IPv4-mapped part from an IPv6 network, so that "::/0" does not allow IPv4
-    addresses.
-    """
+    """Remove the IPv4-mapped part of an IPv6 network, so that "::/0" does not allow IPv4."""
     first, last = span
     behind = _MAPPED + (1 << 32)
     if first >= _MAPPED or last < _MAPPED:
