@@ -6,6 +6,4 @@
 - `leasing` makes the client that leases addresses. `gpu_limits` keeps the limits of GPUs.
   `policies` has the rules.
 - `leave_node` removes everything when podfabric leaves the node.
-
-The agent calls every plugin through the same interface (`cni.spec.plugin`).
 """

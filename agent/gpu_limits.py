@@ -49,7 +49,7 @@ class AgentGpuLimits:
         self._problems = Problems(_log)
 
     def parts(self, config: "DevicePluginConfig") -> "GpuParts":
-        """The parts for that configuration. The first call waits a few seconds for the driver."""
+        """The `GpuParts` of a configuration. The first call waits a few seconds for the driver."""
         from gpu.pools.limit_backend import GpuParts
 
         if self._service is None and not config.gpus:

@@ -1,8 +1,7 @@
-"""Makes the lessee of a node's agent, which leases addresses from the cluster's pools.
+"""Makes the lessee, the part of an agent that leases blocks of addresses in the cluster.
 
-The agent also serves without a lessee and without the API server. An ADD that needs another block
-then fails, and its error asks for another attempt. Only this module loads the client of the API
-server, because the client costs 20 MB.
+Without the API server, an ADD that needs another block fails, and the runtime tries again. Only
+this module loads the client of the API server, because the client costs 20 MB.
 """
 
 import logging
@@ -42,8 +41,7 @@ def lessee_of(
 ) -> "Lessee | None":
     """The lessee, which the caller starts. Returns `None` on a node with its own addresses.
 
-    Also returns `None`, and logs the reason, if NODE_NAME is not set or there is no API server.
-    Each ADD then fails with an error that has the remedy.
+    Logs the reason and returns `None` if NODE_NAME is not set or there is no API server.
     """
     if settings.scope != "cluster":
         return None
@@ -71,12 +69,7 @@ def pools_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "FollowedPools | None":
-    """The follower of nv-ipam's pools, which the caller starts. Returns `None` if the node serves
-    no such pools.
-
-    Also returns `None` if NODE_NAME is not set. Logs the reason and returns `None` if there is no
-    API server.
-    """
+    """The follower of nv-ipam's pools, or `None` without pools, NODE_NAME or API server."""
     if not settings.nv_ipam:
         with suppress(OSError):
             Path(translate.pools_file(paths.ipam)).unlink()
@@ -97,8 +90,7 @@ def api_of(
 ) -> "KubernetesApi | None":
     """A client of the API server. Returns `None`, and logs the reason, if there is no API server.
 
-    The log line begins with `setting`, which needs the client, and ends with `until_then`, the
-    effect.
+    The log line has `setting`, which needs the client, and `until_then`, the effect.
     """
     from kube.resources import ApiError
     from kube.transport import KubernetesApi
@@ -135,7 +127,6 @@ def unreadable() -> Sequence[Metric]:
 
 
 def families(lessee: "Lessee") -> Sequence[Metric]:
-    """The metrics of the leases."""
     counted = lessee.counted()
     confirmed = -1 if counted.confirmed is None else counted.confirmed
     return (

@@ -1,9 +1,9 @@
 """Removes podfabric from a node once the node is empty.
 
-`podfabric agent --until-empty` serves calls that detach, and containers with parts of GPUs. It
-stops when the node has had no attachment, no address and no such container for some seconds. Then
-it removes the launchers and podfabric's files. A file records that the removal has begun. If the
-agent is killed, the next agent sees this file and finishes the removal.
+`podfabric agent --until-empty` attaches no pod. It serves until the node has had no attachment, no
+address and no container with a part of a GPU for some seconds. Then it removes the launchers and
+podfabric's files. A file records that the removal has begun. If the agent is killed, the next agent
+sees this file and finishes the removal.
 """
 
 import logging
@@ -66,8 +66,8 @@ class Leaving(NamedTuple):
 class Departure(StepThread):
     """A thread that watches whether the node is empty, until `close`.
 
-    The thread calls `tell` with the state as a line of text. It calls `stop` once the node is empty
-    (then `empty` is true), or once an agent that attaches pods stands by.
+    The thread calls `tell` with the state as a text. It calls `stop` once the node is empty, or
+    once an agent that attaches pods stands by.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Departure(StepThread):
         super().__init__("departure", join=None)
         self.empty = False
         self._paths = paths
-        # If so, the node is empty, and some files of the store may be gone.
+        # The removal begins when the node is empty. Files of the store may be gone.
         self._begun = removal_has_begun(paths)
         self._quiet = 0.0 if self._begun else quiet
         self._store = store
@@ -123,13 +123,10 @@ class Departure(StepThread):
 
 
 def left(paths: Paths, store: StoreFiles) -> str:
-    """The numbers of attachments, addresses and containers on the node, as a text such as "2
-    attachments, 3 addresses".
+    """The numbers of attachments, addresses and containers on the node, as a text.
 
-    Returns "" if the node is empty.
-
-    A damaged journal file counts as an attachment. Raises CNIError if the address store cannot be
-    read.
+    Returns "" if the node is empty. A damaged journal file counts as an attachment. Raises CNIError
+    if the address store cannot be read.
     """
     attachments = sum(1 for _ in Journal(paths).entries())
     addresses = 0
@@ -157,8 +154,7 @@ def remove(
 ) -> None:
     """Remove launchers and files. Tries again after a failure, until `over` returns true.
 
-    The caller has closed the address store and holds the agent's lock. The function removes the
-    lock's file last.
+    The caller has closed the address store and holds the agent's lock. The lock's file goes last.
     """
     problems = Problems(_log)
     while not over():
@@ -178,11 +174,7 @@ def remove(
 
 
 def remove_state(paths: Paths) -> None:
-    """Remove podfabric's files except the agent's lock. The last file it removes is the one that
-    marks the removal.
-
-    Raises OSError.
-    """
+    """Remove podfabric's files except the agent's lock. Removes `_BEGUN` last. Raises OSError."""
     begun = paths.state / _BEGUN
     # A container with a part of a GPU keeps its mounts of these two directories.
     gpu = (paths.shims.parent, paths.run / "gpu")

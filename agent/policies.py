@@ -32,11 +32,7 @@ _KEY = re.compile(r"[A-Za-z_.]{1,64}")
 
 
 class AgentPolicies:
-    """`source` returns the rules for the plugins. `failed` counts and reports denials.
-
-    `node` returns the rules of config.yaml. `start` follows the cluster's rules if `policy.cluster`
-    is true there.
-    """
+    """`source` returns the rules for the plugins. `node` returns the rules of config.yaml."""
 
     def __init__(
         self, paths: Paths, node: rules.Source, environ: Mapping[str, str] = os.environ
@@ -90,8 +86,7 @@ class AgentPolicies:
             self._denials[labels] += 1
         if self._follower is not None:
             with suppress(CNIError):  # CNI_ARGS do not name a pod
-                # One event for each error text, although the runtime tries the ADD again and
-                # again.
+                # One event for each error text, although the runtime repeats the ADD.
                 events, pod = self._follower.events, request.arguments.pod
                 events.of_pod(DENIED, error.message, pod, each_message=True)
                 self._follower.wake()
@@ -115,8 +110,8 @@ class AgentPolicies:
 def _label(key: str) -> str:
     """A configuration's key without indexes, for a metric.
 
-    A key that has other characters than letters, "." and "_" becomes "other". So the endpoint does
-    not show the name of a pool or device.
+    A key with characters other than letters, "." and "_" becomes "other", because it may have the
+    name of a pool or device.
     """
     plain = _INDEX.sub("", key)
     return plain if _KEY.fullmatch(plain) else OTHER

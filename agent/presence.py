@@ -1,13 +1,10 @@
-"""Publishes the state of this agent, for `podfabric agent --state` in the same container and for
-systemd.
+"""Publishes the state of this agent, for `podfabric agent --state` and for systemd.
 
-Each agent has a state file in the directory of the agent's socket, and locks the file. A file
-without a lock belongs to a dead agent. The file's name has the mount namespace and the process id.
-Containers that share the directory have different mount namespaces, even if they have the same
-process ids.
+Each agent locks a state file in the directory of the agent's socket. A file without a lock belongs
+to a dead agent. The file's name has the mount namespace and the process id, because agents of two
+containers may have the same process id.
 
-The functions for systemd use sd_notify(3) and sd_watchdog_enabled(3). They do nothing if systemd
-did not set its environment variables.
+The functions for systemd (sd_notify(3), sd_watchdog_enabled(3)) do nothing without systemd.
 """
 
 import logging
@@ -31,8 +28,7 @@ _log = logging.getLogger(__name__)
 def has_turn(
     lock: Path, held: ExitStack, stand_by: Callable[[], object], is_stopping: Callable[[], bool]
 ) -> bool:
-    """Wait for `lock`, which the agent that listens holds. Returns False if the process stops
-    first.
+    """Wait for the lock of the agent that listens. Returns False if this process stops first.
 
     Calls `stand_by` once if another agent has the lock.
     """
@@ -52,11 +48,9 @@ def has_turn(
 
 @contextmanager
 def present(run: Path, state: str) -> Iterator[Callable[[str], object]]:
-    """Write this agent's state file in the directory `run`, and remove it at the end. Raises
-    OSError.
+    """Write this agent's state file, and remove it at the end. Raises OSError.
 
-    Yields a function that replaces the state in one write. So a reader sees either the old line or
-    the new line.
+    Yields a function that replaces the state in one write. A reader sees the old or the new line.
     """
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     remove_dead(run)
@@ -101,7 +95,7 @@ def _living(run: Path, of: str) -> Iterator[str]:
 def _locked(path: Path, state: str) -> LockFile:
     """Create and lock the state file under a hidden name, then rename it.
 
-    An agent that starts takes an unlocked file for the file of a dead agent, and removes it.
+    Otherwise an agent that starts could find the file without a lock, and remove it.
     """
     hidden = path.with_name(f".{path.name}")
     lock = LockFile(hidden, "this agent", keep=True)
@@ -142,10 +136,7 @@ def _lives(path: Path) -> bool:
 
 
 def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Send states such as "READY=1" to the service manager. Returns whether they were sent.
-
-    Safe in a signal handler.
-    """
+    """Send states such as "READY=1" to systemd, if possible. Safe in a signal handler."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -161,17 +152,12 @@ def notify(*states: str, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def notify_stopping(within: float) -> bool:
-    """Report that the agent stops, and ask systemd to wait `within` seconds instead of
-    TimeoutStopSec=.
-    """
+    """Report the stop. systemd then waits `within` seconds instead of TimeoutStopSec=."""
     return notify("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(within * 1e6)}")
 
 
 class Watchdog(StepThread):
-    """A thread that sends systemd WATCHDOG=1 while `alive` returns true, until `close`.
-
-    Does nothing if the unit has no WatchdogSec=.
-    """
+    """Sends systemd WATCHDOG=1 while `alive` returns true, if the unit has WatchdogSec=."""
 
     def __init__(self, alive: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
         super().__init__("watchdog")
@@ -193,9 +179,7 @@ class Watchdog(StepThread):
 
 
 def _watchdog_interval(environ: Mapping[str, str]) -> float:
-    """Seconds between two WATCHDOG=1 messages, half of the allowed time. Returns 0 without a
-    watchdog.
-    """
+    """Half of the time that systemd allows, in seconds. Returns 0 without a watchdog."""
     allowed = environ.get("WATCHDOG_USEC", "")
     process = environ.get("WATCHDOG_PID", "")
     if not allowed.isdecimal() or (process and process != str(os.getpid())):

@@ -2,8 +2,7 @@
 
 Only one agent of a node listens, the one that holds the agent's lock. At SIGTERM the agent closes
 its sockets, releases the lock for the next agent, and finishes its running calls. Until then two
-agents run calls, for different attachments. An agent that leaves its node attaches no pod, and ends
-when the node is empty.
+agents run calls, for different attachments.
 """
 
 import gc
@@ -72,10 +71,10 @@ def run(
     leaving: Leaving | None = None,
     watch: Callable[[Path], WatchedFile] | None = None,
 ) -> int:
-    """Serve until SIGTERM. Returns the exit code. The plugins of `extra` are added, or replace a
-    plugin of the same name.
+    """Serve until SIGTERM. Returns the exit code.
 
-    `watch` starts a watcher that checks whether a directory still has podfabric's executables.
+    The plugins of `extra` may replace plugins of the same name. `watch` starts a watcher that
+    checks whether a directory still has podfabric's executables.
     """
     try:
         loaded = settings.load(paths.config)
@@ -281,8 +280,7 @@ class Agent:
             raise Unable(f"cannot listen at {path}: {error.strerror or error}") from None
         with listener:
             yield listener
-            # Closing alone is not enough: a child process that was just forked still has the
-            # descriptor.
+            # A child process that was just forked may still have the descriptor.
             listener.shutdown(socket.SHUT_RDWR)
 
     def _open_endpoint(self) -> None:

@@ -8,11 +8,9 @@
       scope: cluster    # where the node's addresses come from (ipam.store_choice)
     pools: ...          # for the device plugin (deviceplugin.pools.pool_config), not read here
 
-The file is YAML or JSON and may be missing: every key has a default. The text of a mistake names
-the file, the key and the remedy. A mistake affects only its section: the section keeps the last
+The file may be missing, because every key has a default. A section with a mistake keeps the last
 settings that this agent read without a mistake. Without such settings, `agent` has its defaults,
-and a call that needs `policy` or `ipam` fails. A mistake outside the sections affects every
-section.
+and a call that needs `policy` or `ipam` fails. A mistake elsewhere affects every section.
 """
 
 import logging
@@ -42,9 +40,7 @@ _MAX_SOCKET_PATH = 107  # bytes: sockaddr_un has 108, and the last is a NUL (uni
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The sections `agent`, `policy` and `ipam` (docs/reference/configuration.md). Times are in
-    seconds.
-    """
+    """The sections `agent`, `policy` and `ipam`. Times are in seconds."""
 
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
     deadline: Annotated[float, msgspec.Meta(ge=1, le=600)] = 100.0
@@ -142,7 +138,7 @@ def _kept(
     policy: Policy | None = None,
     ipam: AddressSettings | None = None,
 ) -> Loaded:
-    """The sections without a mistake. The sections with a mistake are taken from `before`."""
+    """Take the sections with a mistake from `before`."""
     old = before.settings
     return Loaded(
         msgspec.structs.replace(agent or old, policy=policy or old.policy, ipam=ipam or old.ipam),
@@ -152,11 +148,9 @@ def _kept(
 
 
 def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int] | None:
-    """The path of the unix socket, or the address and port, that `listen` names. Returns `None` if
-    `listen` is empty.
+    """Parse `listen` into a socket's path, or an address and a port. Returns `None` if it is empty.
 
-    Raises ValueError with the remedy if `listen` is not valid. If `local`, only loopback addresses
-    and unix sockets are valid.
+    Raises ValueError with the remedy. If `local`, an address must be a loopback address.
     """
     if not listen:
         return None

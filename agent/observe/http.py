@@ -36,9 +36,8 @@ _log = logging.getLogger(__name__)
 class Endpoint(ThreadingMixIn, TCPServer):
     """Serves at `listen` (see `agent.settings.listen_address`), with a thread for each client.
 
-    Port 0 is any free port; `address` has the chosen port. Without an `exposition` there is no
-    /metrics. Then `listen` may be any address of the machine, because the states are not secret.
-    Raises OSError if it cannot listen.
+    Without an `exposition` there is no /metrics. Then `listen` may be any address of the machine,
+    because the states are not secret. Raises OSError if it cannot listen.
     """
 
     allow_reuse_address = True

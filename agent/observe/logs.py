@@ -73,7 +73,7 @@ def configure(settings: Settings) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # no parameters at run time
-    """The class of the agent's handler. `configure` finds the handler by this class."""
+    """`configure` finds the agent's handler by this class."""
 
 
 class _Text(logging.Formatter):

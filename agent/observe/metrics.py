@@ -1,9 +1,8 @@
 """Counts calls, refusals and sweeps for Prometheus, and collects the metrics of other sources.
 
-A label's value is from a known set or "other", so that no client can create endless series.
-
-A pod in the host's network may read the metrics. So the metrics do not name a network or a range of
-a tenant. Only a unix socket, which only root can open, serves the metrics of each range.
+A label's value is from a known set or "other", so that no client can create endless series. A pod
+in the host's network may read the metrics. So no metric names a tenant's network or range, except
+on a unix socket, which only root can open.
 """
 
 import threading
@@ -205,7 +204,6 @@ def _fullness(usage: RangeUsage) -> str:
 
 
 def devices(pools: "Iterable[PoolState]", held: Mapping[str, int]) -> Metric:
-    """The number of device ids of each resource, by state: healthy, unhealthy, held, registered."""
     return gauge(
         "podfabric_devices",
         "Device ids that are healthy, unhealthy or held. The state registered is 1 if the kubelet "

@@ -1,7 +1,6 @@
 """Writes events of an agent on its Node and on pods. Leases and policies write their own events.
 
-Without the Kubernetes API, only the log has the incidents. The first event loads the client of the
-API, because the client costs 20 MB and most agents never need it.
+The first event loads the client of the API server, because the client costs 20 MB.
 """
 
 import logging
@@ -54,10 +53,9 @@ class AgentEvents(StepThread):
         self._events: PendingEvents | None = None
 
     def of_gpu(self, incident: "OverUse | Refusal") -> None:
-        """Write an event on a pod that uses too much memory of a GPU, or whose process was refused.
+        """Write an event on a pod that uses too much memory of a GPU, or has a refused process.
 
-        A pod gets one event for over-use, one event when its processes are killed, and one event
-        for each reason of a refusal.
+        A pod gets one event for over-use, one for killed processes, and one per text of a refusal.
         """
 
         def write(events: "PendingEvents") -> None:
@@ -75,9 +73,7 @@ class AgentEvents(StepThread):
         self._put(write)
 
     def of_node(self, reason: str, message: str) -> None:
-        """Write an event on this node. Does nothing without a kubeconfig and a service account's
-        token.
-        """
+        """Write an event on this node, if there is a kubeconfig or a service account's token."""
         name = self._environ.get(leasing.NODE_NAME, "")
         if not name or (leasing.KUBECONFIG not in self._environ and not TOKEN.exists()):
             return

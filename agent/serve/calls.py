@@ -31,11 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 class Calls:
-    """Runs the calls of the agent's plugins. `plugins` has each plugin by the name of its
-    executable.
+    """Runs the calls of `plugins`. Their keys are the names of the plugins' executables.
 
-    `observe` counts a call. Its arguments are the plugin, the verb, the CNI code (0 for success),
-    and the seconds. If `until_empty`, each ADD fails. `failed` gets the error of a plugin.
+    `observe` gets the plugin, the verb, the CNI code (0 for success), and the seconds. If
+    `until_empty`, each ADD fails. `failed` gets the error of a plugin.
     """
 
     def __init__(

@@ -3,9 +3,7 @@
 The server's thread reads the request, a worker answers, and the server's thread closes the
 connection. After a deadline the server's thread answers, and the worker's later answer is dropped.
 
-The thread reads a small request at once. A large request first waits for memory in `Room`, which
-limits the memory of all large requests. Then the thread makes a buffer and reads the rest of the
-request.
+A large request first waits for memory in `Room`, which limits the memory of all large requests.
 """
 
 import os
@@ -79,12 +77,10 @@ class LauncherConnection:
         return uid
 
     def receive(self, max_config: int) -> LauncherRequest | None:
-        """Read the bytes that have arrived. Returns the request once it is complete, otherwise
-        `None`.
+        """Read the bytes that have arrived. Returns the request once it is complete.
 
-        Raises EOFError if the client is gone, and BadFrame for bytes that no launcher sends. Raises
-        Lost if the kernel dropped the descriptor. Raises ConfigTooLarge if the configuration has
-        more than `max_config` bytes and the verb is not DEL or GC.
+        Raises BadFrame, EOFError if the client is gone, and Lost if the kernel dropped the
+        descriptor. Raises ConfigTooLarge above `max_config` bytes, except for DEL and GC.
         """
         try:
             with memoryview(self._buffer) as buffer:
@@ -118,9 +114,7 @@ class LauncherConnection:
 
     @property
     def lacking(self) -> int:
-        """The size of the buffer that the request needs. It is 0 if the present buffer is large
-        enough.
-        """
+        """The size of the buffer that the request needs, or 0 if the buffer is large enough."""
         if self._header is None or self._header.total < len(self._buffer):
             return 0
         return self._header.total + 1
@@ -130,10 +124,7 @@ class LauncherConnection:
         self.state, self.deadline = ConnectionState.WAITING, deadline
 
     def make_buffer(self, deadline: float) -> None:
-        """Make a buffer for the whole request.
-
-        Call this only after `Room` has given the connection memory for `lacking` bytes.
-        """
+        """Make a buffer for the whole request, after `Room` has given memory for it."""
         buffer = bytearray(self.lacking)
         buffer[: self._received] = self._buffer[: self._received]
         self._buffer = buffer
@@ -157,8 +148,7 @@ class LauncherConnection:
         self.call, self.state, self.deadline = call, ConnectionState.CALLED, deadline
 
     def begin(self) -> tuple[LauncherRequest, Call, int | None] | None:
-        """Return the request, its call, and the descriptor of the network namespace, which the
-        worker closes.
+        """The request, its call, and the network namespace's descriptor, which the worker closes.
 
         Returns `None` if the client already has an answer or is gone.
         """
@@ -172,10 +162,7 @@ class LauncherConnection:
             return request, self.call, netns
 
     def gone(self) -> bool:
-        """Ask the kernel whether the client has hung up. Any thread may call this.
-
-        The server's thread may notice the end of the connection later than this function.
-        """
+        """Ask the kernel whether the client has hung up. Any thread may call this."""
         with self._lock:
             return self._gone()
 
@@ -208,10 +195,7 @@ class LauncherConnection:
             return True
 
     def flush(self) -> bool:
-        """Send more of an answer that did not fit into the socket's buffer.
-
-        Returns whether all of the answer is sent.
-        """
+        """Send more of the answer. Returns whether all of the answer is sent."""
         with self._lock:
             self._send()
             return not self.unsent
@@ -225,8 +209,8 @@ class LauncherConnection:
     def close(self, unregister: Callable[["LauncherConnection"], object]) -> None:
         """Close the connection and free everything. Only the server's thread may call this.
 
-        `unregister` removes the socket from the server's epoll set. close(2) alone does not remove
-        it while a process that a worker has just started has a copy of the descriptor.
+        `unregister` removes the socket from the server's epoll set. close(2) does not remove the
+        socket while a child process has a copy of the descriptor.
         """
         with self._lock:
             self._closed = True
@@ -288,10 +272,7 @@ class Room:
             return True
 
     def admitted(self) -> list[LauncherConnection]:
-        """Give free memory to waiting requests, in their order.
-
-        Returns the requests that got memory in this call.
-        """
+        """Give free memory to waiting requests, in their order. Returns these requests."""
         admitted: list[LauncherConnection] = []
         if not self._waiting:  # nearly always
             return admitted

@@ -15,8 +15,7 @@ the answer. So an end of file means that the launcher is gone. The agent answers
     standard error  standard output
 
 with status 0 after a call. With status 1 the agent did not begin the call, and standard output has
-a CNI error. Status 2 means the same, and that this agent is ending: the next agent may run the
-call. `cni/launcher/launcher.c` is the launcher.
+a CNI error. Status 2 means the same, but the next agent may run the call.
 """
 
 import struct
@@ -55,7 +54,7 @@ class RequestHeader(msgspec.Struct, frozen=True):
 
 
 class LauncherRequest(msgspec.Struct, frozen=True):
-    """The input of a launcher."""
+    """The input of a launcher (`cni/launcher/launcher.c`)."""
 
     name: str
     environ: dict[str, str]
@@ -79,9 +78,7 @@ def read_header(head: bytes) -> RequestHeader:
 
 
 def read_environ(header: RequestHeader, body: bytes | memoryview) -> dict[str, str]:
-    """The environment of the request. `body` begins after the header, and may end before the
-    configuration ends.
-    """
+    """The environment from the bytes after the header. The configuration may be incomplete."""
     pairs = str(body[header.name : header.before_config], "utf-8", "surrogateescape").split("\0")
     environ: dict[str, str] = {}
     for pair in pairs:

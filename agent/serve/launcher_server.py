@@ -1,11 +1,9 @@
-"""The server of the launchers' socket. One thread accepts clients, reads requests, and notices
-clients that hang up.
+"""The server of the launchers' socket.
 
-Workers run the calls and send the answers.
-
-A slow client does not occupy a worker. A worker gets only complete requests. If a client reads its
-answer slowly, this thread sends the rest of the answer. When a client hangs up or its deadline
-passes, its call ends at its next `checkpoint` (`base.interrupts`).
+One thread accepts clients and reads requests. Workers run the calls and send the answers. A worker
+gets only complete requests, and the thread sends the rest of a long answer. So a slow client does
+not occupy a worker. When a client hangs up or its deadline passes, its call ends at its next
+`checkpoint` (`base.interrupts`).
 """
 
 import gc
@@ -40,13 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """Serves `listener`, a listening unix socket, until `stop` is called.
+    """Serves the listening unix socket `listener` until `stop`.
 
-    `call` runs a request and returns the answer's frame. The caller may replace `limits` while the
-    server runs.
-
-    The server calls `refused` with the reason of each refusal. It calls `leave` when it accepts no
-    more clients. Then the next agent may listen, while this agent finishes the running calls.
+    `call` runs a request and returns the answer's frame. `refused` gets the reason of each refusal.
+    The server calls `leave` when it accepts no more clients. Then the next agent may listen, while
+    this agent finishes the running calls. The caller may replace `limits` at any time.
     """
 
     def __init__(
@@ -174,9 +170,7 @@ class Server:
         self._accept_if_room()
 
     def _accept_if_room(self) -> None:
-        """Accept clients up to the limit, unless the server stops. Other clients wait in the
-        backlog.
-        """
+        """Accept clients up to the limit. Other clients wait in the backlog."""
         room = len(self._connections) < self.limits.connections and not self._stopping
         if room and not self._accepting:
             self._epoll.register(self._listener, select.EPOLLIN)
@@ -330,8 +324,7 @@ class Server:
 def _cost(size: int) -> int:
     """The bytes of memory that a request of `size` bytes may need until its call has ended.
 
-    The call copies the configuration and decodes it into objects. The factor was measured with the
-    configurations that need most memory.
+    The factor was measured with the configurations that need most memory.
     """
     return min(3 * size + (2 << 20), ROOM)
 
@@ -339,10 +332,8 @@ def _cost(size: int) -> int:
 def trim() -> None:
     """Return all free pages of the heaps to the kernel.
 
-    Python keeps small objects in arenas of 1 MiB and frees only empty arenas. One lasting object
-    from the time of a large request keeps a whole arena. glibc can return every free page of its
-    heaps. Python uses these heaps if PYTHONMALLOC is "malloc", as in the image and in the unit
-    file. Other C libraries (musl) have no such function.
+    This works with glibc and PYTHONMALLOC=malloc, as in the image and in the unit file. Python's
+    own arenas of 1 MiB would stay while one object is in them.
     """
     import ctypes  # not needed before the first large request has ended
 

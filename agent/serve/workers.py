@@ -1,13 +1,12 @@
 """The threads that run the calls. They start on demand and end after IDLE_TIME without work.
 
 A thread may enter a pod's network namespace, and returns to the host's namespace before the next
-call. A thread that cannot return ends, and a new thread replaces it. Python cannot end a thread
-from outside. If a job does not end in time, its thread counts as stuck, and an additional thread
-replaces it.
+call. A thread that cannot return ends, and a new thread replaces it. If a job does not end in time,
+its thread counts as stuck, and an additional thread replaces it.
 
-A running job holds one of `limit` places. While a job waits (for a block of addresses, a carrier, a
-foreign executable), it keeps its thread, and another job may have its place. So a job that waits
-delays no other job. The server's limit of connections also limits the threads of jobs that wait.
+A running job holds one of `limit` places. A job that waits (for a block of addresses, a carrier, a
+foreign executable) keeps its thread, but another job may have its place. The server's limit of
+connections also limits the threads of jobs that wait.
 """
 
 import logging
@@ -44,11 +43,7 @@ class Job:
 
 
 class Workers:
-    """The threads and their places: `limit` places, and one more for each stuck thread, at most
-    twice the limit.
-
-    Jobs without a place wait in their order.
-    """
+    """The threads, with `limit` places. Each stuck thread adds a place, at most `limit` places."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -140,10 +135,7 @@ class Workers:
 
     @property
     def problem(self) -> str:
-        """A text about stuck workers and the remedy, if half of the workers or more are stuck.
-
-        Otherwise returns "".
-        """
+        """A text with the remedy if half of the workers or more are stuck, otherwise ""."""
         stuck, limit = self.stuck, self.limit
         if not self.able:
             return (
@@ -168,10 +160,7 @@ class Workers:
         return len(self._jobs)
 
     def close(self, timeout: float) -> bool:
-        """End the threads after all jobs have ended.
-
-        Returns whether all threads ended within `timeout` seconds.
-        """
+        """End the threads after all jobs. Returns whether they ended within `timeout` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
