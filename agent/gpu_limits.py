@@ -1,4 +1,4 @@
-"""Watches the health of GPUs, and keeps the limits of containers that have parts of GPUs.
+"""Watches the health of GPUs, and enforces the limits of containers that share GPUs.
 
 Python loads the modules in `gpu` when the first pool of GPUs is configured.
 """
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class AgentGpuLimits:
-    """Keeps the limits of containers. The device plugin's `Service` calls the methods.
+    """Enforces the GPU limits of containers. The device plugin's `Service` calls the methods.
 
     `tenants` returns the containers that hold parts of GPUs. `limited` returns the GPUs that
     containers can share.

@@ -66,8 +66,8 @@ class Leaving(NamedTuple):
 class Departure(StepThread):
     """A thread that watches whether the node is empty, until `close`.
 
-    The thread calls `tell` with the state as a text. It calls `stop` once the node is empty, or
-    once an agent that attaches pods stands by.
+    The thread calls `tell` with the state as a text. It calls `stop` when the node is empty, or
+    when another agent waits to attach pods.
     """
 
     def __init__(

@@ -69,8 +69,8 @@ AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys read only at the 
 class Loaded(NamedTuple):
     """The content of the file.
 
-    `mistakes` has an error text for each section with a mistake. `unread` has the sections that
-    this agent never read without a mistake. In `settings`, these sections have their defaults.
+    `mistakes` has an error text for each section with a mistake. `unread` has the sections of which
+    this agent has not read a valid version yet. In `settings`, these sections have their defaults.
     """
 
     settings: Settings

@@ -97,9 +97,9 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 def append(path: str, content: bytes) -> bool:
     """Append `content` to a file. Returns False if the file does not exist.
 
-    A kill after the return loses nothing. After an earlier kill, or after a power cut, the file may
-    end with a part of `content` or with zeros. Raises OSError, which names the file. Then the file
-    has its old size.
+    A kill after the return loses nothing. After a kill before the return, or a power cut, the file
+    may end with a part of `content` or with zeros. Raises OSError, which names the file. Then the
+    file has its old size.
     """
     try:
         descriptor = os.open(path, _APPENDING)

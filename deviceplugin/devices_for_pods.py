@@ -87,7 +87,10 @@ def _of_the_kubelet(
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
-    """Raise KubeletUnreadable if the node has device plugins, because the checkpoint is missing."""
+    """Raise KubeletUnreadable if the node has device plugins.
+
+    Then the kubelet's checkpoint is missing.
+    """
     if not (ours.offered or ours.allocations or records.from_pod_resources(paths)):
         return
     raise KubeletUnreadable(

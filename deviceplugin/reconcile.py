@@ -67,7 +67,7 @@ class Reconciler:
 
         Returns True if the ledger has changed. If the kubelet's checkpoint has ids that
         PodResources lacks, the `servers` send their lists again. The kubelet writes its checkpoint
-        at each list.
+        when it receives a list.
         """
         in_checkpoint, in_pod_resources, problem = self._read_kubelet()
         rows = [*in_checkpoint, *in_pod_resources]
@@ -232,7 +232,9 @@ def _hcas(
     row: PodDevices,
     own: Mapping[str, AbstractSet[str]],
 ) -> Sequence[HCA]:
-    """Find the HCAs of an id by the pool's slot, else by the id's text, else by the row's nodes."""
+    """Find the HCAs of an id from the pool, else from the id's text, else from the row's device
+    nodes.
+    """
     slot = pool.slot(device_id)
     if slot is not None:
         of_slot = [hca for hca in pool.hcas if hca.id in slot.hcas]

@@ -105,7 +105,7 @@ class GpuService(StepThread):
     def memory(self) -> Mapping[str, GpuMemory]:
         """The memory of GPUs, by UUID.
 
-        Raises HostError if the driver has reported no memory and cannot be used now.
+        Raises HostError if no memory size is known yet and the driver cannot be used now.
         """
         if not self._memory and self._problem:
             raise HostError(self._problem)

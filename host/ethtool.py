@@ -43,7 +43,7 @@ FEATURES = "features"
 
 
 def settings(route: Rtnetlink, name: str) -> dict[str, str]:
-    """The driver settings of an interface in the socket's namespace, in hexadecimal by name."""
+    """The driver settings of an interface in the socket's namespace. Values are hexadecimal."""
     found = {}
     for setting in (FEATURES, *_COMMANDS):
         try:

@@ -153,7 +153,8 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
 
     `names` are tried first, in their order. A pod can change or forge the mark, so the device
     identifies a hardware interface. The mark or the address tells two interfaces of one device
-    apart. An interface without a device has the mark, or the right name, kind and address.
+    apart. An interface without a device is found by the mark, or by name, kind and address
+    together.
     """
     for position, name in enumerate(names):
         # A check whether a name exists takes less time than a look-up that fails.

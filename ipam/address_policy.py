@@ -30,7 +30,7 @@ _PATH_KEYS = frozenset(
 
 
 def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
-    """The remaining allowance. Raises NotAllowed if no rule allows the type."""
+    """The rules that allow this IPAM type. Raises NotAllowed if no rule allows the type."""
     return allowance.using("ipamTypes", ipam_type, "ipam.type", ipam_type)
 
 

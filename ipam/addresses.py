@@ -37,7 +37,7 @@ class Network(NamedTuple):
 
     @property
     def family_prefix(self) -> int:
-        """The prefix length as text shows it: of 32 bits for IPv4, of 128 bits for IPv6."""
+        """The prefix length after the "/" in text: at most 32 for IPv4, at most 128 for IPv6."""
         return self.prefix - 96 if family(self.address) == 4 else self.prefix
 
     def __contains__(self, address: object) -> bool:

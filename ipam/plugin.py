@@ -82,8 +82,10 @@ class AddressPlugin:
         self._stores.failed(Owner(_attachment(request), request.arguments.pod), error)
 
     def allowance(self, request: Request) -> Allowance:
-        """The pod's remaining allowance. Raises CNIError 121 if no rule allows the configuration,
-        and 5 or 11 if the rules cannot be read."""
+        """The rules for the pod that allow this configuration.
+
+        Raises CNIError 121 if no rule allows the configuration, and 5 or 11 if the rules cannot be
+        read."""
         return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:

@@ -294,7 +294,10 @@ class Room:
             return bool(self._waiting)
 
     def was_left(self) -> bool:
-        """Returns True once, SETTLE seconds after the last request returned its memory."""
+        """Whether the last request returned its memory SETTLE seconds ago.
+
+        True only in the first call after that.
+        """
         with self._lock:
             over = self._left is not None and time.monotonic() >= self._left + SETTLE
             if over:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Job:
-    """Work for a thread. The function `does` handles its own failures.
+    """Work for a thread. `does` is the function to run. It handles its own failures.
 
     If the job still runs at the time `due` (monotonic), its worker counts as stuck, and the server
     calls `stuck`. `about` has the fields for the log.

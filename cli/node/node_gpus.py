@@ -86,7 +86,10 @@ def _part(
 
 
 def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
-    """A group's use of the GPU, and an error text, or "" if the group's files can be read."""
+    """A group's use of the GPU, and an error text.
+
+    The text is "" if the group's files can be read.
+    """
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class InstallRefused(Exception):
-    """A command cannot install or uninstall. The text names the file and the remedy."""
+    """`install` or `uninstall` failed. The text names the file and the remedy."""
 
 
 def is_launcher(content: bytes) -> bool:
@@ -114,7 +114,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def install(contents: Mapping[Path, bytes], kept: Mapping[Path, Path] = _NONE) -> None:
-    """Write executables in this order. The caller holds `locked`.
+    """Write executables in the order of `contents`. The caller holds `locked`.
 
     `kept` maps the path of an existing file to the file's new path. A runtime always finds the old
     or the new file. All contents are on disk before the first rename, so a full disk changes no

@@ -36,8 +36,8 @@ class Outcome(msgspec.Struct, frozen=True):
 def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
     """Sweep for each plugin, then release addresses of earlier boots.
 
-    A failed sweep does not stop the next sweep. The first error becomes an outcome. Without other
-    outcomes the error is raised.
+    A failed sweep does not stop the next sweep. The first error becomes an outcome, or is raised if
+    there are no outcomes.
     """
     outcomes: dict[Outcome, None] = {}
     failure: CNIError | None = None

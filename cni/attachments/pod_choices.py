@@ -41,7 +41,7 @@ class PodChoices:
         self._hcas = file.claims if file is not None else {}
 
     def ordered(self, attachment: str, candidates: Sequence[str]) -> list[str]:
-        """The attachment's last HCA first, then the HCAs that the fewest other attachments took."""
+        """First the HCA that the attachment took before, then HCAs with the fewest attachments."""
         own = self._hcas.get(attachment)
         taken = Counter(hca for name, hca in self._hcas.items() if name != attachment)
         position = {hca: number for number, hca in enumerate(candidates)}

@@ -128,7 +128,7 @@ def link_local(child: Link) -> str:
 def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
     """Whether an IPoIB child has the attachment's mark, or without a mark the address `mac`.
 
-    A pod can overwrite the mark. So `mac` is for interfaces that were in the attachment's
+    A pod can overwrite the mark. Pass `mac` only for an interface that was in the attachment's
     namespace.
     """
     marked = link.alias == Mark(attachment.key).alias

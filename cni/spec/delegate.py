@@ -74,7 +74,7 @@ def find(plugin_type: str, directory: Path) -> Path:
 
 
 def _require_roots(path: Path) -> None:
-    """Raise CNIError 101 if another user than root can write `path`, or the target of a link."""
+    """Raise CNIError 101 if a user other than root can write `path`. Links are followed."""
     status = path.stat()
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CNIError(

@@ -126,7 +126,8 @@ def _run(plugin: Plugin, request: Request) -> bytes:
 def _refuse_own_netns(request: Request) -> None:
     """Raise CNIError 8 if CNI_NETNS is the plugin's own namespace.
 
-    The reference (pkg/skel) checks this after the plugin. A check before needs no undo.
+    The reference (pkg/skel) checks this after the plugin. If the check comes before the plugin,
+    nothing must be undone.
     """
     if request.netns_override or not request.netns:
         return

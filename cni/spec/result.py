@@ -83,7 +83,7 @@ _U32 = Annotated[int, Meta(ge=0, le=0xFFFFFFFF)]
 
 
 class Route(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A route, with numbers of the size that rtnetlink's messages have."""
+    """A route. Each number fits its field in rtnetlink's messages."""
 
     dst: str
     gw: str | None = None
@@ -136,7 +136,10 @@ _MAX_ROUTES = Meta(max_length=limits.ROUTES)
 
 
 class _NullableResult(msgspec.Struct):
-    """A result of 0.3.0 and later: Go writes null for an empty list."""
+    """A result of version 0.3.0 or later.
+
+    Lists may be null, because Go writes an empty list as null.
+    """
 
     interfaces: Annotated[tuple[Interface, ...], _MAX_INTERFACES] | None = None
     ips: Annotated[tuple[IPConfig, ...], _MAX_ADDRESSES] | None = None

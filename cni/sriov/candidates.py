@@ -90,7 +90,8 @@ def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
     """Call `require_match` before the device is locked, but not for the pod's own device.
 
-    While a dead attachment has the pod's own device, the device's uverbs numbers may differ.
+    The caller checks the pod's own device later, because a dead attachment may still have the
+    device.
     """
     function = pci.find(paths, address)
     if function is not None and match.holdings.hca(function.address) is None:

@@ -132,7 +132,7 @@ class Claimer(NamedTuple):
     def _planned(
         self, address: str, wanted: SriovOptions
     ) -> tuple[SriovOptions, DevicePlan, Allowance]:
-        """The options with the values that rules fix, the plan, and the allowance."""
+        """The options, the plan and the allowance. The options have the values that rules set."""
         function = pci.find(self.paths, address)
         if function is None:
             return wanted, plan_of(self.host, self.paths, address, wanted), self.match.allowance

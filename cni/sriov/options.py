@@ -86,8 +86,8 @@ _IN_OUR_CASE = {key.lower(): key for key in sorted(KNOWN)}
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A valid configuration. `None` and "" leave a setting unchanged.
 
-    `vf` has the PF's settings for its VF, by key. A missing key leaves a setting unchanged. The
-    three keys of a VLAN come together, and so do the two keys of the rates.
+    `vf` has the PF's settings for its VF, by key. A missing key leaves a setting unchanged. `vf`
+    has all three keys of a VLAN or none, and both keys of the rates or none.
     """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named

@@ -36,7 +36,7 @@ def allocation(
     *,
     fabric_env: bool = True,
 ) -> AllocateResult:
-    """The allocation of these ids of the pool. Writes the CDI file of a pool with CDI.
+    """The allocation of these ids of the pool. Writes the pool's CDI file if the pool uses CDI.
 
     `healthy` are the ids that may be allocated now. `current` has the present HCAs by id.
     `fabric_env` adds the variables of NCCL and UCX. Raises Rejected with INVALID_ARGUMENT if the

@@ -50,7 +50,10 @@ class ServedPool:
         return changed
 
     def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Choose up to `size` available ids that fit best together, with `must_include`."""
+        """Choose up to `size` available ids that fit best together.
+
+        The choice has all of `must_include`.
+        """
         raise NotImplementedError
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
@@ -162,7 +165,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def ListAndWatch(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> Iterator[v1beta1_pb2.ListAndWatchResponse]:
-        """Send the whole list at once, after each change, and on demand."""
+        """Send the whole list when the call starts, after each change, and on demand."""
         sent: Listing | None = None
         for again in self._streams.turns(context):
             try:

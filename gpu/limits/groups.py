@@ -177,7 +177,10 @@ class Groups:
         registrations: Mapping[int, int],
         change: Callable[[int, Registered], Registered],
     ) -> None:
-        """Change the entries of living processes that have these registrations, by slot."""
+        """Change the entries of living processes.
+
+        `registrations` has the expected registration by slot.
+        """
         with self._exclusive():
             opened = self._open(group)
             changed = {

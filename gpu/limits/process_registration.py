@@ -208,7 +208,10 @@ class Registrar(StepThread):
                 self._accept_if_possible(listener)
 
     def _accept_if_possible(self, listener: GroupSocket) -> None:
-        """Accept clients up to the group's limits. More clients wait in the backlog."""
+        """Accept clients while the group's rate and number of waiting clients permit one more.
+
+        More clients wait in the backlog.
+        """
         possible = listener.clients < CLIENTS and listener.budget >= 1
         if possible and not listener.accepting:
             self._epoll.register(listener.socket, select.EPOLLIN)

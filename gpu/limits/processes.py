@@ -126,7 +126,10 @@ def mounted_region(pid: int) -> Mount | None:
 
 
 def place_of(path: Path) -> Mount:
-    """The place of a path within its file system. Raises OSError."""
+    """The device of a path's file system, and the path from that file system's root.
+
+    Raises OSError.
+    """
     resolved = str(path.resolve(strict=True))
     best, inside = Mount("", "/"), "/"
     for line in procfs.lines(os.fsdecode(files.read("/proc/self/mountinfo"))):

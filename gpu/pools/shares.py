@@ -139,7 +139,7 @@ class ShareService(ServedPool):
     def _choose(
         self, count: int, keys: Collection[AllocationKey], request: Share
     ) -> SharedGPU | None:
-        """The GPU for `count` ids; `None` for ids of time, which get the GPU of the memory."""
+        """The GPU for `count` ids. `None` for ids of time, because the ids of memory decide."""
         free = self.pool.free(keys)
         fitting = {address: share for address, share in free.items() if share.holds(request)}
         only_time = not self.kind.share.memory

@@ -121,7 +121,10 @@ class NetlinkSocket:
         return None
 
     def _answer(self, changes: Sequence[ChangeRequest]) -> tuple[int, bytes]:
-        """The answer to the last request. Raises HostError if a change before it was refused."""
+        """The answer to the last request.
+
+        Raises HostError if the kernel refused an earlier change.
+        """
         failure: HostError | None = None
         first = self._first
         for number, reply, _, part in self._replies():

@@ -338,7 +338,7 @@ def _below(directory: str) -> dict[str, str]:
 
 
 def _address_under(paths: Paths, kind: str, name: str) -> str:
-    """The address of the device that a netdev or RDMA device is on; "" for other buses or none."""
+    """The PCI address of the device behind a netdev or RDMA device. Returns "" if it has none."""
     link = f"{paths.sysfs}/class/{kind}/{name}/device"
     device = attribute_files.target(link)
     if device.startswith("virtio"):  # the PCI function is the parent of this device

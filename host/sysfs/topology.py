@@ -134,8 +134,9 @@ def _location(paths: Paths, address: str) -> PciLocation | None:
 def _chain(link: str) -> tuple[str, tuple[str, ...]]:
     """The host bridge, and the functions on the path to a device; for an SF, the path to its PF.
 
-    A VMD has another host bridge below a function. The outer host bridge counts, and the chain
-    starts below the VMD. So devices below different root ports of the VMD have distance PHB.
+    A VMD is a PCI function with a second host bridge below it. The outer host bridge counts, and
+    the chain starts below the VMD. So devices below different root ports of the VMD have distance
+    PHB.
     """
     bridge = ""
     chain: list[str] = []

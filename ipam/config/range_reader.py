@@ -47,7 +47,7 @@ def _keys_of(shape: type) -> frozenset[str]:
 
 
 class RangeReader:
-    """Reads the ranges of a configuration. Limits count all ranges of a reader.
+    """Reads the ranges of a configuration. The limits apply to all ranges of a reader together.
 
     `gateway` is the default gateway for ranges of the same family. With `use_all`, pods may get
     network and broadcast addresses.

@@ -49,7 +49,7 @@ _CHANGING = Plan(
 
 
 class Ranged(msgspec.Struct, frozen=True):
-    """`space` is the present or the planned space."""
+    """A range of a pool. `space` is the space in the pool's status, or else the planned space."""
 
     pool: AddressPool
     range: Network

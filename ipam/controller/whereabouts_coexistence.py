@@ -307,7 +307,7 @@ class Sharing:
 def _missing_blocks(
     pool: AddressPool, offered: Iterable[Interval], index: BlockIndex, nodes: int
 ) -> int:
-    """How many more blocks must be offered, so that enough blocks are not leased."""
+    """The number of blocks to offer in addition, so that enough offered blocks are free."""
     blocks = _blocks(pool)
     leased = {blocks.index(each.interval.first) for each in _leased(pool, index)}
     runs = (range(blocks.index(each.first), blocks.index(each.last) + 1) for each in offered)

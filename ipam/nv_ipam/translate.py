@@ -210,7 +210,7 @@ class PoolRange(Range, frozen=True, kw_only=True):
     is_gateway: bool = False
 
     def restricted(self, intervals: Iterable[Interval]) -> Range:
-        """Like Range.restricted, within the network of the first remaining address."""
+        """Like Range.restricted, but keeps only the network of the first kept address."""
         parts = merged(part for interval in intervals for part in self.within(interval))
         network = self.pool.prefix_at(parts[0].first if parts else self.first)
         whole = Range(
@@ -367,6 +367,6 @@ def hosts_of(network: Network) -> Interval:
 
 
 def _hosts_of(pool: NodePool, network: Network) -> Interval:
-    """The addresses that pods get, only from the beginning of a large prefix."""
+    """The addresses that pods get. Of a large prefix, pods get the first addresses only."""
     first, last = hosts_of(network)
     return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)

@@ -113,7 +113,7 @@ class StoreFiles:
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
-        """The sets without `AddressesInUse`."""
+        """The sets, with the addresses in `AddressesInUse` left out."""
         if not self._in_use.addresses:
             return sets
         ranges = [range_ for range_set in sets for range_ in range_set.ranges]
