@@ -78,7 +78,7 @@ class Loaded(NamedTuple):
     unread: frozenset[str] = frozenset()
 
     def require(self, section: str) -> None:
-        """Raise CNIError 5 if this agent never read that section without a mistake."""
+        """Raise CNIError 5 if this agent has not read a valid version of the section yet."""
         if section in self.unread:
             raise CNIError(
                 Code.IO_FAILURE,

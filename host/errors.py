@@ -1,4 +1,4 @@
-"""The exceptions of this package. A person can read each text without its context."""
+"""The exceptions of this package. Each text can be understood without its context."""
 
 import errno
 import os

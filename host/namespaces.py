@@ -97,7 +97,9 @@ class NetworkNamespace:
         self.seen_from = where(self.path) if self._path_leads_here() else ""
 
     def was_removed(self) -> bool:
-        """Whether the path led to this namespace at `look_at_path`, and was removed later."""
+        """Whether the path led to this namespace when `look_at_path` was called, and no longer
+        does.
+        """
         return self.seen_from != "" and not self._path_leads_here()
 
     def _path_leads_here(self) -> bool:

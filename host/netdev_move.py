@@ -151,9 +151,9 @@ def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
 def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> Link | None:
     """Find an attachment's interface in a namespace, under any name.
 
-    `names` are tried first, in their order. A pod can change or forge the mark, so the device
-    identifies a hardware interface. The mark or the address tells two interfaces of one device
-    apart. An interface without a device is found by the mark, or by name, kind and address
+    `names` are tried first, in their order. A pod can change or forge the mark, so a hardware
+    interface is identified by its device. The mark or the address tells two interfaces of one
+    device apart. An interface without a device is found by the mark, or by name, kind and address
     together.
     """
     for position, name in enumerate(names):

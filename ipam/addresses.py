@@ -76,7 +76,10 @@ def parse_interface(written: str) -> tuple[int, Network]:
 
 
 def parse_interval(written: str) -> Interval:
-    """Read a network, one address, or `A-B` as an interval. Raises ValueError for other text."""
+    """Read an interval, written as a network, one address, or `A-B`.
+
+    Raises ValueError for other text.
+    """
     first_text, dash, last_text = written.partition("-")
     if dash:
         first, last = parse(first_text.strip()), parse(last_text.strip())

@@ -89,7 +89,10 @@ class AddressPlugin:
         return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
-        """The rest of `allowed`. Raises CNIError 121 if no rule allows the configuration."""
+        """The rest of `allowed` after this configuration's addresses.
+
+        Raises CNIError 121 if no rule allows the configuration.
+        """
         allowed = address_policy.of_type(allowed, request.config.ipam.type)
         return address_policy.of_configuration(allowed, *self._stores.asked(request))
 

@@ -43,7 +43,10 @@ class Job:
 
 
 class Workers:
-    """The threads, with `limit` places. Each stuck thread adds a place, at most `limit` places."""
+    """The threads, with `limit` places.
+
+    Each stuck thread adds a place. Stuck threads add at most `limit` places.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

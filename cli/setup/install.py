@@ -1,7 +1,7 @@
 """`podfabric install` and `uninstall`: the CNI executables in a runtime's directory.
 
-`install` keeps another project's executable that has a plugin's name. `uninstall` restores this
-executable. `install` checks everything before the first change.
+`install` moves another project's executable aside if it has a plugin's name. `uninstall` restores
+this executable. `install` checks everything before the first change.
 """
 
 import argparse

@@ -58,7 +58,10 @@ class Undo:
         self._steps.append((what, step))
 
     def last(self, step: Callable[[], object]) -> None:
-        """Register the step for the journal's entry, which runs after all other steps."""
+        """Register the step that undoes the journal's entry.
+
+        The step runs after all other steps.
+        """
         self._last = step
 
     def __enter__(self) -> "Undo":
@@ -153,7 +156,7 @@ def sandbox_of(request: Request) -> Iterator[Sandbox]:
 
 
 class InterfacePlugin(ABC):
-    """A CNI plugin on one node. Its attachments are interfaces in the journal."""
+    """A CNI plugin on one node. Each attachment is an interface with an entry in the journal."""
 
     name: ClassVar[str]  # the `plugin` of its journal entries
     versions: Sequence[str] = VERSIONS

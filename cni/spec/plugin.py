@@ -15,7 +15,7 @@ class Plugin(Protocol):
         """The supported protocol versions."""
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """Attach. Returns the result, or a complete document in the requested version."""
+        """Attach. Returns the result, or the result's JSON document in the requested version."""
 
     def delete(self, request: Request) -> None:
         """Detach, also if parts of the attachment are gone already."""

@@ -32,7 +32,7 @@ _ATTACHMENT = ("ADD", "CHECK", "DEL")
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """CNI_ARGS as typed values, or "" if missing. `ip` and `gateway` may be lists with commas."""
+    """The values of CNI_ARGS. A missing text is "". `ip` and `gateway` may be lists with commas."""
 
     pod: Pod = Pod()
     ip: str = ""

@@ -223,7 +223,10 @@ def _read(
     config_version: str,
     required_family: tuple[str, ...] | None = None,
 ) -> Result:
-    """Read a result. `read(type=T)` returns the document as T. The first T is `outline`."""
+    """Read a result.
+
+    `read(type=T)` returns the document as T. The first call of `read` has `type=outline`.
+    """
     try:
         version = read(type=outline).cniVersion or config_version
         family = required_family or _family(version)

@@ -83,15 +83,18 @@ def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
 
 
 def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
-    """The names of the function's own RDMA devices, or else of those on its interface."""
+    """The names of the PCI function's own RDMA devices.
+
+    If it has none, the names of its interface's RDMA devices.
+    """
     return pci.rdma_of(paths, function.address) or function.rdma
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
     """Call `require_match` before the device is locked, but not for the pod's own device.
 
-    The caller checks the pod's own device later, because a dead attachment may still have the
-    device.
+    A dead attachment may still have the pod's own device. The caller releases that device first,
+    and then checks it.
     """
     function = pci.find(paths, address)
     if function is not None and match.holdings.hca(function.address) is None:

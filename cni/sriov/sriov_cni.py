@@ -69,7 +69,8 @@ def adopt(
 ) -> JournalEntry | None:
     """Write the entry of an attachment, unless another attachment has its VF now.
 
-    Raises HostError if the VF is in a third namespace that has processes.
+    Raises HostError if the VF is neither on the host nor in the pod, and its namespace has
+    processes.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)

@@ -126,7 +126,10 @@ def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
 
 
 def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
-    """The fields that each request sets, and the request's function, in the order to send."""
+    """The requests in the order to send them.
+
+    Each has the fields that it sets, and a function that sends it.
+    """
     return (
         # Before spoofchk, with which the PF drops frames from other addresses.
         (("mac",), _set_mac),

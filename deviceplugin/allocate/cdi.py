@@ -46,7 +46,7 @@ def path(paths: Paths, resource: str) -> Path:
 
 
 def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> None:
-    """Write the pool's file if its content changes. `devices` has the nodes by HCA id.
+    """Write the pool's file if its content changes. `devices` has the device nodes by HCA id.
 
     Without nodes, removes the file, because a specification needs a device. Raises Unwritten.
     """
@@ -79,7 +79,10 @@ def remove_others(paths: Paths, pools: Iterable[PoolConfig]) -> None:
 
 
 def put(file: Path, of_kind: str, devices: Sequence[Mapping[str, Any]]) -> None:
-    """Write a specification of these devices if the file's content changes. Raises OSError."""
+    """Write a specification of these devices, unless the file has this content already.
+
+    Raises OSError.
+    """
     document = {"cdiVersion": VERSION, "kind": of_kind, "devices": devices}
     content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     if file.exists() and file.read_bytes() == content:

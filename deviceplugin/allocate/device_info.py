@@ -34,7 +34,8 @@ def path(paths: Paths, resource: str, device_id: str) -> Path:
 
 
 def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) -> bool:
-    """Write the file of an id with these HCAs. Returns whether the id has a file. Raises OSError.
+    """Write the file of a device id that stands for these HCAs. Returns whether the id has a file.
+    Raises OSError.
 
     Several HCAs, SFs and software devices have no type in the specification, so they get no file.
     """

@@ -212,7 +212,7 @@ def address_in(device_id: str) -> str | None:
 
 
 def is_address(device_id: str) -> bool:
-    """Whether an id is only a PCI address, in either spelling."""
+    """Whether an id is only a PCI address: "0000:3b:00.0" or "0000-3b-00-0"."""
     return _ADDRESS.fullmatch(device_id) is not None
 
 

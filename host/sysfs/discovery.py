@@ -260,7 +260,10 @@ def hcas(paths: Paths) -> list[HCA]:
 
 
 def rdma_cm(paths: Paths) -> CharacterDevice | None:
-    """The node of the RDMA connection manager; `None` if the module rdma_ucm is not loaded."""
+    """The device node of the RDMA connection manager.
+
+    `None` if the module rdma_ucm is not loaded.
+    """
     return node_at(f"{paths.sys}/class/misc/rdma_cm")
 
 

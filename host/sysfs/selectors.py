@@ -68,7 +68,10 @@ def parse(
 
 
 def match(selectors: Sequence[Selector], hca: HCA) -> Selector | None:
-    """The first selector that matches the HCA. Without selectors, an empty selector matches."""
+    """The first selector that matches the HCA.
+
+    If there are no selectors, returns an empty selector, because every HCA matches.
+    """
     if not selectors:
         return Selector()
     return next((selector for selector in selectors if _objection(selector, hca) is None), None)

@@ -191,7 +191,7 @@ class PoolMaker:
 
 
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
-    """Two ranges may share a name: "fd00:1::/64", and "1::/64" with the network name "fd00"."""
+    """Two ranges may have the same pool name: "fd00:1::/64", and "1::/64" in the network "fd00"."""
     return (
         f"AddressPool {name} has the range {there.range}, but the network has {asked.range}: "
         'use another "network_name"'

@@ -63,9 +63,11 @@ class LiveView:
 
 
 class ControllerProcess:
-    """The controller from its start to `stop`. `leadership` has a separate client, so that many
-    writes do not delay the renewal of the Lease. `other_pools` follows the pools of another IPAM
-    plugin, and calls its last argument after a change."""
+    """The controller from its start to `stop`.
+
+    `leadership` has a separate client, so that many writes do not delay the renewal of the Lease.
+    `other_pools(api, changed)` follows the pools of another IPAM plugin, and calls `changed` after
+    each change."""
 
     def __init__(
         self,

@@ -19,8 +19,10 @@ MOST_RUNS = 8192  # most runs of addresses in one field of a status
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts for a pool's status. `conflicts` describes contradictions of the pool's blocks. No pod
-    gets the addresses in `kept_out`."""
+    """Facts for a pool's status.
+
+    `conflicts` describes blocks that overlap or do not fit the pool. No pod gets the addresses in
+    `kept_out`."""
 
     conflicts: Sequence[str] = ()
     kept_out: Sequence[Interval] = ()

@@ -111,7 +111,10 @@ class NvCIDRPool(NvPool, frozen=True, kw_only=True):
 
 
 def node_pool(pool: NvPool, node: str = "", labels: Mapping[str, str] | None = None) -> NodePool:
-    """The part of `node` in a pool; without `node`, of all nodes. Raises CNIError 7."""
+    """The part of a pool that `node` may use.
+
+    Without `node`, the parts of all nodes. Raises CNIError 7.
+    """
     spec = pool.spec
     form = _of_ippool if isinstance(pool, NvIPPool) else _of_cidrpool
     found, origins, size, others = form(spec, pool.status.allocations or (), node)

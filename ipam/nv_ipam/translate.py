@@ -85,7 +85,7 @@ def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
 
 
 def _written(network: NetworkConfig) -> tuple[_PoolNames, _PodWishes, tuple[str, ...]]:
-    """The parts of a definition that all its pods share, and the addresses in `runtimeConfig`."""
+    """The sections `ipam` and `args.cni` of a configuration, and the `runtimeConfig` addresses."""
 
     def part(path: str, shape: type[T]) -> T:
         section = network.at(path, dict[str, Any]) or {}

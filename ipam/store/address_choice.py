@@ -251,7 +251,7 @@ def exhaustion(tables: Tables, sets: Iterable[RangeSet]) -> str | None:
 
 
 def _unbroken(first: int, held: Iterable[tuple[int, bool]]) -> range:
-    """The run of addresses, from `first` on, that are in `held` with True. `held` is sorted."""
+    """The run of addresses, from `first` on, that `held` pairs with True. `held` is sorted."""
     behind = first
     for address, counts in held:
         if address > behind:

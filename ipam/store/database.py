@@ -40,7 +40,10 @@ SCHEMA = (META, RESERVATION, RUN, *INDEXES, BLOCK, LESSEE)
 
 
 class Damage(Exception):
-    """The store lacks or contradicts written data. The text describes the damage."""
+    """The store has lost committed data, or its data is inconsistent.
+
+    The text describes the damage.
+    """
 
 
 class OtherVersion(Damage):

@@ -245,7 +245,7 @@ def _interval(reservation: Reservation) -> Interval:
 def _is_same(held: Reservation, new: Reservation) -> bool:
     """Whether both reservations have the same holder.
 
-    An import may lack the network's name, and the pod may have a new sandbox meanwhile."""
+    An imported reservation may lack the network's name, and its pod may have a new sandbox now."""
     if held.attachment == new.attachment:
         return True
     is_unnamed = new.network.startswith(" ") and held.ifname == new.ifname
