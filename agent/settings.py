@@ -82,8 +82,8 @@ class Loaded(NamedTuple):
         if section in self.unread:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"{self.mistakes[section]}: nothing was done, because the call needs the section "
-                f"{section}",
+                f"{self.mistakes[section]}: nothing was done, because this call needs the "
+                f"section {section}: correct the section",
             )
 
 
@@ -174,8 +174,8 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
         )
     if local and not address.is_loopback():
         raise ValueError(
-            "the endpoint does not authenticate clients, so only loopback addresses (127.0.0.1, "
-            "[::1]) and unix sockets are allowed: for other clients use a proxy"
+            "the endpoint does not authenticate clients: write a loopback address (127.0.0.1, "
+            "[::1]) or a unix socket, and use a proxy for other clients"
         )
     return str(address), number
 

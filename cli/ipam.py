@@ -74,8 +74,8 @@ def _existing(paths: Paths) -> SqliteStore:
     if not any(path.exists() for path in files):
         raise CNIError(
             Code.IO_FAILURE,
-            f"{paths.ipam} has no address store: run this on a node of podfabric, in the "
-            "container of its agent, or name the node's state directory in PODFABRIC_STATE",
+            f"{paths.ipam} has no address store: run this command in the container of "
+            "podfabric's agent, or set PODFABRIC_STATE to the node's state directory",
         )
     return SqliteStore(paths.ipam, paths.boot_id())
 
@@ -111,8 +111,8 @@ def _release(arguments: argparse.Namespace, paths: Paths) -> int:
     if holders[0].boot == store.boot and not arguments.force:
         raise CNIError(
             Code.ADDRESS_TAKEN,
-            f"{arguments.address} was given to {holders[0].holder} in this boot and may be in use: "
-            "make sure that the pod is gone, then add --force",
+            f"{arguments.address} may be in use: {holders[0].holder} got this address after "
+            "the last boot: make sure that the pod is gone, then add --force",
         )
     store.forget(holders[0])
     output.show(f"released {holders[0].address}, held by {holders[0].holder}")

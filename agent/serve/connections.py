@@ -102,7 +102,7 @@ class LauncherConnection:
         if self._header is None:
             self._header = framing.read_header(bytes(self._buffer[: HEADER.size]))
         if self._received > self._header.total:
-            raise BadFrame("more follows than its lengths say")
+            raise BadFrame("the request is longer than its header says")
         with memoryview(self._buffer) as buffer:
             body = buffer[HEADER.size : self._received]
             self._check_size(self._header, body, max_config)
@@ -135,8 +135,9 @@ class LauncherConnection:
             return
         if framing.read_environ(header, body).get("CNI_COMMAND") not in CLEANING_UP:
             raise ConfigTooLarge(
-                f"the configuration has {header.config} bytes, at most {max_config} are allowed on "
-                'this node ("agent.max_config_bytes" in config.yaml): shorten it'
+                f"the configuration has {header.config} bytes, at most {max_config} are "
+                'allowed on this node ("agent.max_config_bytes" in config.yaml): shorten the '
+                "configuration"
             )
 
     def _drop_buffer(self) -> None:

@@ -66,14 +66,14 @@ def read_header(head: bytes) -> RequestHeader:
     """Decode the 20 bytes of a header. Raises BadFrame."""
     magic, name, environ, config, stdin_errno = HEADER.unpack(head)
     if magic != REQUEST_MAGIC:
-        raise BadFrame(f"it begins with {magic!r} instead of {REQUEST_MAGIC!r}")
+        raise BadFrame(f"the request begins with {magic!r} instead of {REQUEST_MAGIC!r}")
     for what, length, limit in (
         ("name", name, MAX_NAME),
         ("environment", environ, MAX_ENVIRON),
         ("configuration", config, MAX_CONFIG),
     ):
         if length > limit:
-            raise BadFrame(f"its {what} has {length} bytes, at most {limit} are allowed")
+            raise BadFrame(f"the {what} has {length} bytes, at most {limit} are allowed")
     return RequestHeader(name, environ, config, stdin_errno)
 
 

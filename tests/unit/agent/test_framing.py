@@ -59,7 +59,7 @@ def test_any_bytes_are_a_request_or_a_bad_frame(frame: bytes) -> None:
     try:
         read(frame)
     except BadFrame as bad:
-        assert str(bad).startswith("it begins with ")
+        assert str(bad).startswith("the request begins with ")
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, NUMBERS)
@@ -91,7 +91,7 @@ def test_any_body_is_a_request(body: bytes, name: int, environ: int, config: int
 )
 def test_the_limits_are_where_they_are_said_to_be(lengths: tuple[int, int, int], what: str) -> None:
     framing.read_header(HEADER.pack(REQUEST_MAGIC, MAX_NAME, MAX_ENVIRON, MAX_CONFIG, 0))
-    with pytest.raises(BadFrame, match=f"its {what} has {max(lengths)} bytes"):
+    with pytest.raises(BadFrame, match=f"the {what} has {max(lengths)} bytes"):
         framing.read_header(HEADER.pack(REQUEST_MAGIC, *lengths, 0))
 
 

@@ -76,8 +76,8 @@ def test_release_and_fsck_name_the_holder_and_the_files(
     holder = "pod default/worker-1, fabric/1c77e9b04d2f4a10/net1"
     _, _, refusal = say("release", "10.56.0.2")
     assert refusal == (
-        f"podfabric ipam: 10.56.0.2 was given to {holder} in this boot and may be in use: make "
-        "sure that the pod is gone, then add --force\n"
+        f"podfabric ipam: 10.56.0.2 may be in use: {holder} got this address after the last "
+        "boot: make sure that the pod is gone, then add --force\n"
     )
     assert say("release", "10.56.0.2", "--force")[1] == f"released 10.56.0.2, held by {holder}\n"
     _, rebuilt, _ = say("fsck", "--rebuild")
