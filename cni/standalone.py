@@ -71,9 +71,9 @@ def paths() -> "Paths":
     except locks.Busy:
         raise CNIError(
             Code.AGENT_OWNS,
-            f"an agent owns {node.state} and holds the lock {node.agent_lock}, so this executable "
-            "did nothing: run `podfabric install`, which puts the launcher into the runtime's "
-            "plugin directory, or stop the agent",
+            f"podfabric's agent uses {node.state} and holds {node.agent_lock}, so this plugin "
+            "did nothing: run `podfabric install`, which installs the launcher, or stop the "
+            "agent",
         ) from None
     except OSError as error:
         raise CNIError(

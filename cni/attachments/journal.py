@@ -143,7 +143,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             return decoding.decode(self.undo, shape)
         except msgspec.MsgspecError as error:
             raise JournalDamaged(
-                f"journal entry of {self.attachment} is damaged, its record does not fit: {error}"
+                f"journal entry of {self.attachment} is damaged: {error}"
             ) from None
 
     def with_record(self, record: msgspec.Struct) -> "JournalEntry":

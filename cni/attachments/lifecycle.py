@@ -121,8 +121,9 @@ def explained() -> Iterator[None]:
     except OSError as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"cannot use {error.filename or 'a file'}: {error.strerror}: check that its file "
-            "system is mounted, writable and not full, and that the process may open more files",
+            f"cannot use {error.filename or 'a file'}: {error.strerror}: check that the file "
+            "system is mounted, writable and not full, and that the process may open more "
+            "files",
         ) from None
 
 
@@ -139,7 +140,7 @@ class Sandbox(msgspec.Struct, frozen=True):
             raise CNIError(
                 Code.TRY_AGAIN,
                 f'netns "{self.namespace.path}" was removed while this ADD ran: run ADD again '
-                "with the pod's next namespace",
+                "with the pod's new namespace",
             )
 
 
@@ -316,7 +317,8 @@ class InterfacePlugin(ABC):
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,
                 f'plugin "{entry.plugin}" made attachment {attachment}, so this DEL removed '
-                "nothing: call that plugin's DEL with the configuration of the ADD",
+                f'nothing: run DEL of plugin "{entry.plugin}" with the configuration of the '
+                "ADD",
             )
         # No kernel state outlives a boot.
         if not failures and (entry is None or entry.boot_id == self.paths.boot_id()):

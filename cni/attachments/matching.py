@@ -90,8 +90,8 @@ class Match:
         if self.holdings.hcas and self.holdings.ids.isdisjoint((device_id, hca)):
             raise mismatch(
                 f'"deviceID" is "{device_id}", but pod {self.holdings.pod} was given '
-                f"{self.holdings.shown()}: name one resource both in the pod's limits and in the "
-                'annotation "k8s.v1.cni.cncf.io/resourceName" of the definition'
+                f"{self.holdings.shown()}: write the same resource into the pod's limits and "
+                'into the annotation "k8s.v1.cni.cncf.io/resourceName" of the definition'
             )
         # Another device plugin gave the device to the pod, and the runtime passed the device's id.
         denied = self.held((hca,))

@@ -104,8 +104,8 @@ def _read(network: NetworkConfig) -> IpoibOptions:
     ipam_type = network.at("ipam.type", str) or ""
     if ipam_type == "dhcp":
         raise invalid_config(
-            '"ipam.type": the dhcp plugin cannot serve IPoIB, because it does not send the client '
-            'identifier of RFC 4390: use "podfabric-ipam", "host-local" or "static"'
+            '"ipam.type": the dhcp plugin cannot serve IPoIB interfaces: use '
+            '"podfabric-ipam", "host-local" or "static"'
         )
     return IpoibOptions(
         masters=_masters(written.master),
@@ -128,8 +128,8 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     names = (master,) if isinstance(master, str) else tuple(dict.fromkeys(master))
     if not names or not all(names):
         raise invalid_config(
-            '"master" is missing: name an IPoIB interface of the host (such as "ib0"), or a list '
-            'of such interfaces to try in order, or "auto" for the HCA that the pod was given'
+            '"master" is missing: write an IPoIB interface such as "ib0", a list of such '
+            'interfaces, or "auto" for the pod\'s HCA'
         )
     if names == (AUTO,):
         return ()
@@ -146,7 +146,7 @@ def _device_id(network: NetworkConfig) -> DeviceId:
     ids = network.device_ids()
     if len(set(ids.values())) > 1:
         listed = ", ".join(f'"{path}" is "{device_id}"' for path, device_id in ids.items())
-        raise invalid_config(f"{listed}: let all name the same device, or remove all but one")
+        raise invalid_config(f"{listed}: write one device into all these keys, or keep one key")
     return next(iter(ids.values()), DeviceId(""))
 
 

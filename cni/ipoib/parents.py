@@ -77,7 +77,7 @@ def _child_on(
     if not parent.up:
         raise CNIError(
             Code.TRY_AGAIN,
-            f'parent "{name}" is down, so its children have no carrier: ip link set {name} up',
+            f'parent "{name}" is down: run `ip link set {name} up`',
         )
     return plan
 
@@ -95,8 +95,8 @@ def _parent(route: Rtnetlink, name: str) -> Link:
         reason = f'is of kind "{parent.kind}", not ipoib'
     elif parent.parent:
         raise invalid_config(
-            f'parent "{name}" is the child of another IPoIB interface: set "master" to that other '
-            f'interface and "pkey" to "{parent.pkey or 0:#06x}"'
+            f'parent "{name}" is itself the child of an IPoIB interface: set "master" to the '
+            f'parent of "{name}", and "pkey" to "{parent.pkey or 0:#06x}"'
         )
     else:
         return parent
@@ -189,7 +189,7 @@ def _require_possible(plan: ChildPlan) -> None:
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
         what = '"pkey":' if plan.options.pkey else f'the P_Key of parent "{parent.name}",'
         raise invalid_config(
-            f"{what} {plan.pkey:#06x} is not in the table of {port.hca} port "
+            f"{what} {plan.pkey:#06x} is not in the P_Key table of {port.hca} port "
             f"{port.number} ({table}): make the port a member in the subnet manager, or set "
             '"pkey" to a P_Key of this table'
         )
@@ -199,7 +199,7 @@ def _require_possible(plan: ChildPlan) -> None:
     if plan.mtu > limit:
         raise invalid_config(
             f'"mtu": {plan.mtu} is over the limit of {limit} in {plan.mode} mode on parent '
-            f'"{parent.name}": lower "mtu", or remove it to use the parent\'s MTU'
+            f'"{parent.name}": lower "mtu", or remove the key to use the parent\'s MTU'
         )
 
 

@@ -88,14 +88,14 @@ class Rdma:
         entry = self._journal.read(attachment)
         if entry is None or entry.plugin != "sriov" or not entry.device:
             raise invalid_config(
-                f'"rdma" needs an attachment of podfabric\'s "sriov", but the journal has none for '
-                f'{attachment}: put "rdma" behind "sriov" in the list of plugins'
+                f'plugin "sriov" of podfabric did not make attachment {attachment}: put '
+                '"rdma" behind "sriov" in the list of plugins'
             )
         device = device_of(request)
         if device and device != entry.device:
             raise invalid_config(
-                f'"deviceID": {device} is not the device of this attachment, which has '
-                f'{entry.device}: remove "deviceID" from "rdma"'
+                f'"deviceID": {device} differs from device {entry.device} of this attachment: '
+                'remove "deviceID" from plugin "rdma"'
             )
         return entry
 
@@ -103,8 +103,8 @@ class Rdma:
         require_isolation()
         if record.infiniband:
             raise invalid_config(
-                f"device {record.device} is InfiniBand, so its RDMA device must move before its "
-                'interface: set "rdmaIsolation": true for "sriov", and remove "rdma"'
+                f'plugin "rdma" cannot serve InfiniBand device {record.device}: remove plugin '
+                '"rdma", and set "rdmaIsolation": true for plugin "sriov"'
             )
         names = pci.rdma_of(self._paths, record.device)
         with rdma.rdma() as host:

@@ -110,8 +110,8 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
             raise invalid_config('"name" is missing: give the network a name')
         if not _NETWORK_NAME.fullmatch(name):
             raise invalid_config(
-                f'"name": "{name}" has other characters than letters, digits, "_", "." and "-", or '
-                "does not begin with a letter or digit: choose another name"
+                f'"name": "{name}" is invalid: use letters, digits, "_", "." and "-", and '
+                "begin with a letter or digit"
             )
         return name
 
@@ -317,8 +317,8 @@ def refuse_misspelt(keys: Mapping[str, Any], ours: Collection[str]) -> None:
     others = [key for key in keys if key not in valid and "/" not in key]
     if len(others) > MAX_KEYS:  # each of these keys is compared with each key of ours
         raise invalid_config(
-            f"the configuration has {len(others)} keys that are neither this plugin's nor the "
-            f"runtime's, at most {MAX_KEYS} are allowed: remove such keys"
+            f"the configuration has {len(others)} unknown keys, at most {MAX_KEYS} are "
+            "allowed: remove unknown keys"
         )
     for key in others:
         if resembling(key, ours):

@@ -64,7 +64,8 @@ def find(plugin_type: str, directory: Path) -> Path:
             return executable
     except OSError as error:
         raise CNIError(
-            Code.DELEGATE, f"cannot look at {executable}: {error.strerror}: check its permissions"
+            Code.DELEGATE,
+            f"cannot look at {executable}: {error.strerror}: check the permissions of the file",
         ) from None
     raise CNIError(
         Code.INVALID_CONFIG,
@@ -79,9 +80,9 @@ def _require_roots(path: Path) -> None:
     if status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CNIError(
             Code.DELEGATE,
-            f"{path} is not used, because a user other than root can write it (owner "
-            f"{status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}): check its content, then "
-            f"run `chown root:root {path}` and `chmod go-w {path}`",
+            f"users other than root can write to {path} (owner {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):04o}): check the content, then run `chown "
+            f"root:root {path}` and `chmod go-w {path}`",
         )
 
 
@@ -144,7 +145,9 @@ def _output(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, 
             interrupts.checkpoint()
             if time.monotonic() >= deadline:
                 text = f"did not answer within {seconds:g} s and was killed"
-                raise _Misbehaves(Code.TRY_AGAIN, f"{text}: try again, and find out why it hangs")
+                raise _Misbehaves(
+                    Code.TRY_AGAIN, f"{text}: try again, and find out why this plugin hangs"
+                )
             if not pipes.get_map():
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK)

@@ -63,11 +63,12 @@ def decode(raw: bytes) -> object:
     """
     if len(raw) > MAX_BYTES:
         raise invalid_config(
-            f"the configuration has {len(raw)} bytes, at most {MAX_BYTES} are allowed: shorten it"
+            f"the configuration has {len(raw)} bytes, at most {MAX_BYTES} are allowed: "
+            "shorten the configuration"
         )
     if raw.count(b"\\") > MAX_ESCAPES:
         raise invalid_config(
-            f"the configuration has more than {MAX_ESCAPES} backslashes: shorten its texts"
+            f"the configuration has more than {MAX_ESCAPES} backslashes: shorten the texts"
         )
     # A smaller configuration exceeds neither MAX_TEXT nor MAX_VALUES.
     if len(raw) > MAX_TEXT or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
@@ -109,7 +110,7 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
         values += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
         if values > most_values or strings > 2 * most_values + 1:  # each value may have a key
             raise invalid_config(
-                f"the configuration holds more than {most_values} JSON values: shorten its lists"
+                f"the configuration holds more than {most_values} JSON values: shorten the lists"
             )
     return deepest
 
@@ -173,12 +174,12 @@ def _refuse_first_wrong(document: object) -> None:
             if len(value) > MAX_TEXT:
                 raise invalid_config(
                     f'"{_shown(path)}" has {len(value)} characters, at most {MAX_TEXT} are '
-                    "allowed: shorten it"
+                    "allowed: shorten the text"
                 )
         elif isinstance(value, dict | list):
             if depth == MAX_DEPTH:
                 raise invalid_config(
-                    f'"{_shown(path)}" is nested more than {MAX_DEPTH} deep: make it flatter'
+                    f'"{_shown(path)}" is nested more than {MAX_DEPTH} deep: remove levels'
                 )
             if isinstance(value, dict):
                 _refuse_keys(value, path)
@@ -192,8 +193,8 @@ def _refuse_keys(value: dict[str, Any], path: _Path | None) -> None:
     for key in value:
         if len(key) > MAX_KEY:
             raise invalid_config(
-                f'"{_shown((path, key))}": the key has {len(key)} characters, at most {MAX_KEY} '
-                "are allowed: shorten it"
+                f'"{_shown((path, key))}": the key has {len(key)} characters, at most '
+                f"{MAX_KEY} are allowed: shorten the key"
             )
 
 

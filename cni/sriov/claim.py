@@ -153,8 +153,8 @@ class Claimer(NamedTuple):
                 note(f"{owner}; the file is for device {address}: run DEL for its attachment")
                 raise CNIError(
                     Code.JOURNAL_DAMAGED,
-                    f"another attachment may have device {address}, and its journal file is "
-                    "damaged: run DEL for that attachment; the agent's log names the file",
+                    f"device {address} may belong to an attachment with a damaged journal "
+                    "file: find the file in the agent's log, and run DEL for this attachment",
                 )
             try:
                 with self.journal.locked(owner.attachment, timeout=0.0):
@@ -184,6 +184,6 @@ class Claimer(NamedTuple):
         except HostError as error:
             note(f"{owner.attachment}: {error}")
             raise HostError(
-                f"device {owner.device} cannot be released from an attachment whose sandbox is "
-                "gone: try again later; the agent's log has the reason"
+                f"device {owner.device} of a deleted pod cannot be released: try again later; "
+                "the agent's log has the reason"
             ) from None

@@ -42,14 +42,14 @@ def rebind(
     link = await_link(host, plan.function.address, link, same_index=True)
     function = pci.find(paths, plan.function.address)
     if function is None:
-        raise HostError(f"device {plan.function.address} has gone while its driver was being bound")
+        raise HostError(f"device {plan.function.address} has gone while podfabric bound the driver")
     after = [pci.uverbs_of(paths, name) for name in function.rdma]
     if before != after:
         raise CNIError(
             Code.KERNEL,
-            f"the driver of {function.address} was bound again for a new GUID, and the pod's "
-            f"{_listed(before)} became {_listed(after)}: set the GUID on the host before the "
-            "device plugin offers the VF",
+            f"a new GUID for {function.address} changed the pod's {_listed(before)} to "
+            f"{_listed(after)}: set the GUID on the host before the device plugin offers the "
+            "VF",
         )
     devices = _devices_of(function.rdma) if record.rdma else ()
     moved = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)

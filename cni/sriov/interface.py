@@ -125,14 +125,14 @@ def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link
         nonlocal now
         link = links.by_index(pod, moved.index)
         if link is None:
-            raise LinkMissing(f'"{moved.name}" has gone from the pod during its configuration')
+            raise LinkMissing(f'"{moved.name}" has gone from the pod during the configuration')
         now = link
         return now.mac == record.mac
 
     if not wait_until(has_address, MAC_TIME, longest_pause=0.02):
         raise HostError(
-            f'"{moved.name}" still has address {now.mac}, although {record.mac} was set: check '
-            "whether the PF allows the VF to change its address"
+            f'"{moved.name}" still has MAC address {now.mac}, although {record.mac} was set: '
+            "check whether the PF lets the VF change the MAC address"
         )
     return now
 

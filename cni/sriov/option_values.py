@@ -97,7 +97,7 @@ def guid(written: WrittenValue) -> str:
         ) from None
     if int(found) in (0, (1 << 64) - 1):
         raise wrong(
-            written.key, f"{found} stands for no GUID: give another GUID, or remove the key"
+            written.key, f"{found} is not a valid GUID: give another GUID, or remove the key"
         )
     return str(found)
 

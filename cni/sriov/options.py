@@ -182,8 +182,8 @@ def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
             raise no_such_device(text, key)
         if first and address != first:
             raise invalid_config(
-                f'"{first_key}" is {first}, but "{key}" is {address}: let both name the same '
-                "device, or remove one key"
+                f'"{first_key}" is {first}, but "{key}" is {address}: write one device into '
+                "both keys, or remove one key"
             )
         first, first_key = first or address, first_key or key
     return first, DeviceId("")
@@ -265,27 +265,28 @@ def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
     named = [name for name in vf.values() if name]
     if written.pfOnly and named:
         raise wrong(
-            named[0], 'this is an option for VFs, but "pfOnly" asks for the PF: remove one of them'
+            named[0],
+            'this is an option for VFs, but "pfOnly" asks for the PF: remove this option or '
+            '"pfOnly"',
         )
     ethernet = [name for key, name in vf.items() if key in _NEVER_INFINIBAND and name]
     infiniband = vf["guid"] or ('"pkey"' if written.pkey not in (None, "") else "")
     if ethernet and infiniband:
         raise wrong(
             ethernet[0],
-            f"this is an Ethernet option, and {infiniband} is an InfiniBand option: remove one "
-            "of them, no device has both",
+            f"this is an Ethernet option, but {infiniband} is an InfiniBand option: remove "
+            "one of these two options",
         )
     if infiniband and written.ipam is not None and written.ipam.type == "dhcp":
         raise invalid_config(
-            f'"ipam.type": the dhcp plugin cannot serve InfiniBand, which {infiniband} asks for, '
-            "because it does not send the client identifier of RFC 4390: use "
-            '"podfabric-ipam", "host-local" or "static"'
+            f'"ipam.type": the dhcp plugin cannot serve InfiniBand, which {infiniband} asks '
+            'for: use "podfabric-ipam", "host-local" or "static"'
         )
     for key in ("mtu", "allmulti", "promisc", "accept_ra"):
         if written.vfioPciMode and getattr(written, key) is not None:
             raise invalid_config(
-                f'"{key}" is an option of interfaces, and with "vfioPciMode" a pod gets none: '
-                f'remove "{key}" or "vfioPciMode"'
+                f'"{key}" needs an interface, but with "vfioPciMode" a pod gets none: remove '
+                f'"{key}" or "vfioPciMode"'
             )
 
 
@@ -294,9 +295,9 @@ def _check_ib_kubernetes(written: _SriovConfig, guid: WrittenValue) -> None:
         return
     if _cni_arguments(written).get(IB_KUBERNETES_KEY) != IB_KUBERNETES_DONE:
         raise invalid_config(
-            f'"ibKubernetesEnabled": "args.cni" has no "{IB_KUBERNETES_KEY}": '
-            f'"{IB_KUBERNETES_DONE}", which ib-kubernetes sets once the subnet manager has the '
-            "pod's GUID: check that ib-kubernetes runs, and read its log"
+            f'"ibKubernetesEnabled": ib-kubernetes has not set "{IB_KUBERNETES_KEY}" in '
+            f'"args.cni" to "{IB_KUBERNETES_DONE}": check that ib-kubernetes runs, and read '
+            "the log of ib-kubernetes"
         )
     if not guid.value and not written.pfOnly:
         raise invalid_config(

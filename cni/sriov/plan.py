@@ -72,8 +72,7 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
             return link
     if not function.driver:
         raise DeviceUnfit(
-            f"device {function.address} has no driver: bind its network driver, or vfio-pci for "
-            "DPDK"
+            f"device {function.address} has no driver: bind a network driver, or vfio-pci for DPDK"
         )
     raise DeviceUnfit(
         f"device {function.address} (driver {function.driver}) has no interface on the host: "
@@ -91,9 +90,9 @@ def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
         )
     if used := interface_addresses.of_users(host, link):
         raise DeviceUnfit(
-            f'the host uses "{link.name}" of device {link.device}, which has {used[0]}: choose '
-            "another device, or let the host's network manager ignore this interface and run "
-            f"`ip address flush dev {link.name}; ip route flush dev {link.name}`"
+            f'the host uses "{link.name}" of device {link.device} ({used[0]}): choose another '
+            "device, or let the host's network manager ignore this interface and run `ip "
+            f"address flush dev {link.name}; ip route flush dev {link.name}`"
         )
 
 
@@ -109,8 +108,7 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
             raise DeviceUnfit(f'"pfOnly": {address} is a VF of {function.pf}: remove "pfOnly"')
         if pci.vf_count(paths, address)[0]:
             raise DeviceUnfit(
-                f'"pfOnly": the PF {address} has VFs, whose settings need the PF on the host: '
-                "write 0 to its sriov_numvfs first"
+                f'"pfOnly": the PF {address} has VFs: write 0 to its sriov_numvfs first'
             )
     elif not function.is_vf and ":" in address:
         raise DeviceUnfit(
@@ -130,7 +128,7 @@ def _require_kind(paths: Paths, function: Function, options: SriovOptions) -> No
         for name in ("mtu", "allmulti", "promisc"):
             if getattr(options, name) is not None:
                 raise DeviceUnfit(
-                    f'"{name}" is an option for interfaces, but device {address} with driver '
+                    f'"{name}" needs an interface, but device {address} with driver '
                     f"{function.driver} has none: remove the key"
                 )
 
@@ -174,9 +172,9 @@ def _require_link_layer(plan: DevicePlan, options: SriovOptions) -> None:
         guid = (plan.vf.port_guid if plan.vf is not None else None) or guid_of(link)
         if plan.function.is_vf and "guid" not in options.vf and guid in NO_GUIDS:
             raise DeviceUnfit(
-                f'VF {address} has no valid GUID ({guid}): set "guid", or use ib-kubernetes, or '
-                "set one GUID twice on the host: `ip link set PF vf N node_guid GUID`, and "
-                "`ip link set PF vf N port_guid GUID`"
+                f'VF {address} has no valid GUID ({guid}): set "guid", use ib-kubernetes, or '
+                "run `ip link set PF vf N node_guid GUID` and `ip link set PF vf N port_guid "
+                "GUID` on the host with the same GUID"
             )
         return
     if link.link_type != ARPHRD_ETHER:
@@ -197,8 +195,8 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
     for name in names:
         if pci.is_software(paths, name):
             raise DeviceUnfit(
-                f"the interface of device {address} has the software RDMA device {name}, which the "
-                f"kernel destroys when the interface moves: run `rdma link delete {name}` first"
+                f"software RDMA device {name} uses the interface of device {address}: run "
+                f"`rdma link delete {name}` first"
             )
     if not options.rdma_isolation:
         return plan
@@ -207,7 +205,7 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
     if not names and away:
         raise DeviceUnfit(
             f'"rdmaIsolation": RDMA device {away[0]} of {address} is in another network '
-            "namespace, perhaps on its way back from a pod: try again",
+            "namespace, perhaps of a deleted pod: try again",
             Code.TRY_AGAIN,
         )
     if not names:

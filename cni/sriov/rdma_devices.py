@@ -139,9 +139,9 @@ def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
         if old is not None and new is not None and old != new:
             raise CNIError(
                 Code.KERNEL,
-                f"the move changed RDMA device {name} from {old[0]} ({old[1]}:{old[2]}), which the "
-                f"container has, to {new[0]} ({new[1]}:{new[2]}), the lowest free number: delete "
-                "the pod, so that its next pod gets a device with the right number",
+                f"RDMA device {name} became {new[0]} ({new[1]}:{new[2]}) in the pod, but the "
+                f"container has {old[0]} ({old[1]}:{old[2]}): delete the pod, so that a new "
+                "pod gets the right device file",
             )
 
 

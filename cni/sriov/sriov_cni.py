@@ -177,8 +177,8 @@ def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
                 continue
             if unrecorded.device_in(namespace, address) and unrecorded.is_inhabited(namespace):
                 raise HostError(
-                    f'device {address} is in the network namespace "{namespace.path}", which has '
-                    "processes: end them, or move the device to the host"
+                    f'device {address} is in network namespace "{namespace.path}", where '
+                    "processes still run: end these processes, or move the device to the host"
                 )
 
 

@@ -66,8 +66,8 @@ def _of_pf(paths: Paths, pf: str, find: Callable[[str], T | None]) -> Iterator[T
         found = find(name) if name else None
         if found is None:
             raise LinkMissing(
-                f"the PF {pf} has no interface on the host: bind its driver, and move its "
-                "interface to the host's network namespace"
+                f"the PF {pf} has no interface on the host: bind the driver of the PF, and "
+                "move the interface to the host's network namespace"
             )
         yield found
 

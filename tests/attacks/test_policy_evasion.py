@@ -105,7 +105,7 @@ def test_a_result_that_a_tenant_wrote_moves_no_rdma_device(node: Attacked) -> No
         environ["CNI_NETNS"] = str(netns)
         reply = answer(lambda: Rdma(node.paths), environ, lambda: json.dumps(document).encode())
     error = json.loads(reply.document or b"{}")
-    assert (error["code"], "the journal has none for" in error["msg"]) == (7, True)
+    assert (error["code"], "did not make attachment" in error["msg"]) == (7, True)
 
 
 def test_a_rule_for_everybody_that_lists_nothing_refuses_what_no_other_rule_has(

@@ -15,7 +15,7 @@ from tests.conformance.subject import ADDING, EVERY, IPAM, IPOIB, NOOP, OURS, Su
 
 UNREADABLE = Err(6, contains="cannot be read as a JSON object: ")
 NO_NAME = Err(7, '"name" is missing: give the network a name')
-BAD_NAME = "has other characters than letters, digits"
+BAD_NAME = "is invalid: use letters, digits"
 S0 = b'{"cniVersion":"1.0.0","name":"n1"}'
 
 

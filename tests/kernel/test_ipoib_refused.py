@@ -56,7 +56,7 @@ def test_child_of_a_child_is_explained(node: Node, pods: list[str]) -> None:
     run(IP, "link", "add", "ib0.8001", "link", "ib0", "type", "ipoib", "pkey", "0x8001")
     try:
         reply = node.refused("c1", pods[0], master="ib0.8001")
-        assert 'set "master" to that other interface and "pkey" to "0x8001"' in reply.text
+        assert 'set "master" to the parent of "ib0.8001", and "pkey" to "0x8001"' in reply.text
     finally:
         run(IP, "link", "delete", "ib0.8001")
 

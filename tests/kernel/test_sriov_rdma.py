@@ -164,7 +164,7 @@ def test_chain_with_rdma_is_refused_for_infiniband_with_what_to_set(
         assert (refused.document["code"], '"rdmaIsolation": true' in refused.text) == (7, True)
         other = {"deviceID": isolated.vfs[0]}
         refused = RdmaNode(tmp_path).call("ADD", "c1", netns, previous=first, **other)
-        assert "is not the device of this attachment" in refused.text
+        assert "of this attachment: remove" in refused.text
         sriov.delete("c1", netns, **config)
     assert sriov.leftovers() == []
 

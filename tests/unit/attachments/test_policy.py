@@ -65,7 +65,7 @@ def test_fixed_pkey_is_asked_of_the_port(server: Holding) -> None:
     server.give(POD, {f"{A}-0": [A]})
     fixed = policy({"devices": ["*"]}, fixed={"pkey": "0x8123"})
     refused = refusal(ipoib, server, policy=fixed)
-    assert refused.code == 7 and '"pkey": 0x8123 is not in the table' in refused.message
+    assert refused.code == 7 and '"pkey": 0x8123 is not in the P_Key table' in refused.message
     full = policy({"devices": ["*"]}, fixed={"pkey": "0x7fff"})
     assert ipoib(server, policy=full) == "ib0"
 

@@ -75,7 +75,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"wait_carrier": "5"}, '"wait_carrier": Expected'),
         ({"ipam": []}, '"ipam": Expected'),
         ({"ipam": {"type": 5}}, '"ipam.type": Expected str'),
-        ({"ipam": {"type": "dhcp"}}, "RFC 4390"),
+        ({"ipam": {"type": "dhcp"}}, "dhcp plugin cannot serve IPoIB"),
         ({"dns": {"nameservers": "1.1.1.1"}}, '"dns.nameservers": Expected array'),
         ({"proxyArp": True}, 'unknown key "proxyArp": did you mean "proxy_arp"?'),
         ({"pkeys": 1}, 'unknown key "pkeys": did you mean "pkey"?'),
@@ -84,7 +84,7 @@ def test_carrier_wait(given: bool | float, seconds: float) -> None:
         ({"matchDevice": False}, 'did you mean "match_device"?'),
         (
             {"deviceID": "0000:3b:00.0-3", "runtimeConfig": {"deviceID": "0000:3b:00.0"}},
-            "let all name the same device",
+            "write one device into all these keys",
         ),
         ({"mac": "02:00:00:00:00:01"}, '"mac": the hardware address of an IPoIB interface'),
         ({"runtimeConfig": {"infinibandGUID": "02:00:00:00:00:00:00:01"}}, "infinibandGUID"),

@@ -161,7 +161,7 @@ def test_uverbs_that_are_gone_after_the_binding_are_an_error(infiniband: Node) -
         (infiniband.paths.sys / "class/infiniband_verbs/uverbs1").unlink()
 
     infiniband.rebound = bound  # type: ignore[method-assign]
-    with pytest.raises(CNIError, match="the pod's uverbs1 became no uverbs"):
+    with pytest.raises(CNIError, match="the pod's uverbs1 to no uverbs"):
         _placed(infiniband, guid=GUID)
 
 
@@ -232,7 +232,9 @@ def test_address_that_never_shows_is_an_error(
     monkeypatch.setattr(interface, "MAC_TIME", 0.05)
     with pytest.raises(HostError) as caught:
         _placed(ethernet, mac="02:00:00:00:00:01")
-    expected = '"net1" still has address 02:11:22:33:aa:bb, although 02:00:00:00:00:01 was set: '
+    expected = (
+        '"net1" still has MAC address 02:11:22:33:aa:bb, although 02:00:00:00:00:01 was set: '
+    )
     assert str(caught.value).startswith(expected)
     assert "net1 up" not in ethernet.calls
 

@@ -124,26 +124,26 @@ def test_mistake_is_named_with_its_key(config: dict[str, Any], text: str) -> Non
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"mac": MACS[1], "guid": GUIDS[1]}, '"mac": this is an Ethernet option, and "guid" is an'),
-        ({"vlan": 0, "pkey": "0x8001"}, '"vlan": this is an Ethernet option, and "pkey" is an'),
+        ({"mac": MACS[1], "guid": GUIDS[1]}, '"mac": this is an Ethernet option, but "guid" is an'),
+        ({"vlan": 0, "pkey": "0x8001"}, '"vlan": this is an Ethernet option, but "pkey" is an'),
         (
             {"vlan": 100, "runtimeConfig": {"infinibandGUID": GUIDS[1]}},
-            '"vlan": this is an Ethernet option, and "runtimeConfig.infinibandGUID"',
+            '"vlan": this is an Ethernet option, but "runtimeConfig.infinibandGUID"',
         ),
         ({"spoofchk": "off", "guid": GUIDS[1]}, '"spoofchk": this is an Ethernet option'),
-        ({"vfioPciMode": True, "mtu": 1500}, '"mtu" is an option of interfaces, and with "vfio'),
-        ({"vfioPciMode": True, "allmulti": False}, '"allmulti" is an option of interfaces'),
-        ({"vfioPciMode": True, "promisc": True}, '"promisc" is an option of interfaces'),
-        ({"vfioPciMode": True, "accept_ra": True}, '"accept_ra" is an option of interfaces'),
+        ({"vfioPciMode": True, "mtu": 1500}, '"mtu" needs an interface, but with "vfio'),
+        ({"vfioPciMode": True, "allmulti": False}, '"allmulti" needs an interface'),
+        ({"vfioPciMode": True, "promisc": True}, '"promisc" needs an interface'),
+        ({"vfioPciMode": True, "accept_ra": True}, '"accept_ra" needs an interface'),
         ({"guid": GUIDS[1], "ipam": {"type": "dhcp"}}, 'InfiniBand, which "guid" asks for'),
         (
             {"pkey": 5, "ipam": {"type": "dhcp"}},
             '"ipam.type": the dhcp plugin cannot serve InfiniBand',
         ),
-        ({"ibKubernetesEnabled": True, "guid": GUIDS[1]}, '"ibKubernetesEnabled": "args.cni" has'),
+        ({"ibKubernetesEnabled": True, "guid": GUIDS[1]}, "ib-kubernetes has not set"),
         (
             {"ibKubernetesEnabled": True, "args": {"cni": {"mellanox.infiniband.app": True}}},
-            '"ibKubernetesEnabled": "args.cni" has no "mellanox.infiniband.app": "configured"',
+            'not set "mellanox.infiniband.app" in "args.cni" to "configured"',
         ),
         (
             {"ibKubernetesEnabled": True, "args": {"cni": CONFIGURED}},
@@ -289,7 +289,7 @@ def test_cni_args() -> None:  # S14
     [
         ("x", {}, 'CNI_ARGS MAC: "x" is not a MAC address'),
         (MACS[1], {"pfOnly": True}, 'CNI_ARGS MAC: this is an option for VFs, but "pfOnly"'),
-        (MACS[1], {"guid": GUIDS[1]}, 'CNI_ARGS MAC: this is an Ethernet option, and "guid"'),
+        (MACS[1], {"guid": GUIDS[1]}, 'CNI_ARGS MAC: this is an Ethernet option, but "guid"'),
     ],
 )
 def test_mistake_in_cni_args(mac: str, config: dict[str, Any], text: str) -> None:

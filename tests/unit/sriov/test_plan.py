@@ -51,7 +51,7 @@ def test_vf_that_the_host_uses_is_refused_also_by_its_id(ethernet: Node) -> None
     ethernet.addresses["enp175s6"] = ["192.0.2.7/24", "198.51.100.0/24"]
     unfit = _unfit(ethernet)
     assert unfit.code == 7
-    assert f'the host uses "enp175s6" of device {VF0}, which has 192.0.2.7' in unfit.message
+    assert f'the host uses "enp175s6" of device {VF0} (192.0.2.7' in unfit.message
     assert "`ip address flush dev enp175s6; ip route flush dev enp175s6`" in unfit.message
 
 
@@ -82,13 +82,13 @@ def test_device_without_driver(ethernet: Node) -> None:
     ethernet.links.clear()
     unfit = _unfit(ethernet)
     assert unfit.code == 7
-    assert f"device {VF0} has no driver: bind its network driver, or vfio-pci" in unfit.message
+    assert f"device {VF0} has no driver: bind a network driver, or vfio-pci" in unfit.message
 
 
 def test_pf_without_interface_on_the_host_is_named(ethernet: Node) -> None:
     del ethernet.links["enp175s0f1"]
     with pytest.raises(
-        LinkMissing, match=f"the PF {PF} has no interface on the host: bind its dri"
+        LinkMissing, match=f"the PF {PF} has no interface on the host: bind the dri"
     ):
         _plan(ethernet)
 
@@ -127,8 +127,8 @@ def test_option_of_an_interface_on_a_device_without_one(
 ) -> None:
     (name,) = option
     assert _unfit(infiniband, VF1, **option).message == (
-        f'"{name}" is an option for interfaces, but device {VF1} with driver vfio-pci has none: '
-        "remove the key"
+        f'"{name}" needs an interface, but device {VF1} with driver vfio-pci has none: remove '
+        "the key"
     )
 
 
@@ -140,8 +140,7 @@ def test_whole_pf(ethernet: Node) -> None:
 
 def test_whole_pf_that_has_vfs(ethernet: Node) -> None:
     assert _unfit(ethernet, PF, pfOnly=True).message == (
-        f'"pfOnly": the PF {PF} has VFs, whose settings need the PF on the host: write '
-        "0 to its sriov_numvfs first"
+        f'"pfOnly": the PF {PF} has VFs: write 0 to its sriov_numvfs first'
     )
 
 
@@ -221,7 +220,7 @@ def test_vf_without_a_valid_guid(infiniband: Node, guid: str) -> None:  # B3
     infiniband.links["ib1"] = ipoib("ib1", VF0, guid)
     unfit = _unfit(infiniband)
     assert unfit.code == 7
-    assert f'VF {VF0} has no valid GUID ({guid}): set "guid", or use ib-' in unfit.message
+    assert f'VF {VF0} has no valid GUID ({guid}): set "guid", use ib-' in unfit.message
 
 
 @pytest.mark.parametrize("guid", [ALL_ZERO, NONE])

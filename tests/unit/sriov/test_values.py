@@ -65,8 +65,8 @@ def test_vlan(config: dict[str, Any], vlan: tuple[int, int, str] | None) -> None
             {"guid": "invalid GUID"}, '"guid": "invalid GUID" is not a GUID', id="B5-text"
         ),
         pytest.param({"guid": "02:00:00:00:00:00:01"}, "give 8 bytes", id="B5-7-bytes"),
-        pytest.param({"guid": "00:" * 7 + "00"}, "stands for no GUID", id="B5-all-0"),
-        pytest.param({"guid": "ff:" * 7 + "FF"}, "stands for no GUID", id="B5-all-F"),
+        pytest.param({"guid": "00:" * 7 + "00"}, "is not a valid GUID", id="B5-all-0"),
+        pytest.param({"guid": "ff:" * 7 + "FF"}, "is not a valid GUID", id="B5-all-F"),
         pytest.param({"guid": "02:00:00-00:00:00:00:01"}, "is not a GUID", id="B5-mixed"),
         (
             {"runtimeConfig": {"infinibandGUID": "x"}},
