@@ -196,7 +196,7 @@ def recover(paths: Paths) -> None:
         files.recover(paths.checkpoint, _is_whole)
     except OSError as error:
         raise CheckpointUnreadable(
-            f"{paths.checkpoint}: cannot finish its last change: {error.strerror}"
+            f"{paths.checkpoint}: cannot complete the last change of this file: {error.strerror}"
         ) from None
 
 

@@ -94,8 +94,9 @@ def _require_none(paths: Paths, ours: Checkpoint) -> None:
     if not (ours.offered or ours.allocations or records.from_pod_resources(paths)):
         return
     raise KubeletUnreadable(
-        f"{paths.device_plugins} has no checkpoint of the kubelet, but device plugins run on this "
-        "node: restart the agent or a device plugin, so that the kubelet writes the checkpoint"
+        f"{paths.device_plugins} has no checkpoint of the kubelet, but device plugins run on "
+        "this node: restart the agent or a device plugin, so that the kubelet writes the "
+        "checkpoint"
     )
 
 

@@ -103,8 +103,8 @@ def given_to(
             allocation = allocations.get((row.resource, device_id))
             if allocation is None and row.resource in ours.offered:
                 raise Unknown(
-                    f"pod {pod} holds {device_id} of {row.resource}, but {paths.checkpoint} lacks "
-                    "it: the agent adds it from the kubelet's records within a minute; try again"
+                    f"pod {pod} holds {device_id} of {row.resource}, but {paths.checkpoint} "
+                    "does not list this device yet: try again in a minute"
                 )
             if allocation is not None and allocation.gpu is not None:
                 continue
@@ -148,8 +148,9 @@ def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None
     if outdated is not None:
         other = ", ".join(f"{name} {major}:{minor}" for name, major, minor in sorted(now.values()))
         raise Stale(
-            f"the container got {_shown(outdated)}, but HCA {held.device.id} has {other} now: its "
-            "driver was loaded again; delete the pod, so that its successor gets the new device"
+            f"the container got {_shown(outdated)}, but HCA {held.device.id} has {other} now, "
+            "because the driver was loaded again: delete the pod, so that a new pod gets the "
+            "right device"
         )
 
 

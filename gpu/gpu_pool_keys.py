@@ -76,8 +76,8 @@ def _pool(value: object, where: str) -> GpuPoolConfig:
     for modes, keys in _ONLY_OF:
         for key in values.keys() & keys if mode not in modes else ():
             raise DocumentError(
-                f"{where}.{key}: is for mode {' or '.join(modes)}, but this pool has mode {mode}: "
-                "remove it"
+                f"{where}.{key}: is for mode {' or '.join(modes)}, but this pool has mode "
+                f"{mode}: remove the key"
             )
     fields: dict[str, Any] = {
         "mode": mode,
@@ -106,7 +106,7 @@ def _directory(text: str, where: str, least: int = 1) -> PurePosixPath:
     path = PurePosixPath(text)
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < least:
         raise DocumentError(
-            f'{where}: {documents.shown(text)}: write a directory below "/", by its absolute path '
+            f'{where}: {documents.shown(text)}: write an absolute path other than "/" and '
             'without "..", such as "/opt/nvidia"'
         )
     return path
@@ -136,8 +136,8 @@ def _of_slices(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         memory = amount(fields["memory"], f"{at}.memory")
         if memory <= CONTEXT_RESERVE:  # the charge for a context until it is measured
             raise DocumentError(
-                f"{at}.memory: {memory >> 20}Mi is too little, because a CUDA context alone counts "
-                f"as {CONTEXT_RESERVE >> 20}Mi: set a larger value"
+                f"{at}.memory: {memory >> 20}Mi is too little, because a CUDA context alone "
+                f"takes {CONTEXT_RESERVE >> 20}Mi: set a larger value"
             )
         name = _resource(fields["name"], f"{at}.name")
         shapes.append(Shape(resource=name, memory=memory, compute=fields["compute"]))
@@ -169,8 +169,8 @@ def _devices(names: Sequence[str], where: str) -> tuple[str, ...]:
         address = pci.canonical(name)
         if address is None and not gpus.is_uuid(name):
             raise DocumentError(
-                f"{where}: {documents.shown(name)}: is neither the PCI address nor the UUID of a "
-                "GPU: write one of those that `podfabric topo` shows"
+                f"{where}: {documents.shown(name)}: is neither the PCI address nor the UUID "
+                "of a GPU: write a PCI address or UUID that `podfabric topo` shows"
             )
         devices.append(address or name)
     return tuple(devices)

@@ -125,7 +125,7 @@ def move_in(
     # The address may differ: a VF that goes down in a move takes the address that its PF has set.
     moved = links.by_index(pod, seen.index) if seen is not None else None
     if moved is None or moved.alias != mark.alias:
-        raise LinkMissing(f'"{name}" in the pod is not the interface that was moved')
+        raise LinkMissing(f'the pod has no interface "{name}" that podfabric moved')
     return moved
 
 
@@ -234,8 +234,9 @@ def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> boo
             link = msgspec.structs.replace(link, altnames=kept)
         if links.has_name(host, origin.name):
             raise NameTaken(
-                f'another interface on the host has the name "{origin.name}" now, so the interface '
-                f'from the pod is named "{link.name}": rename the other interface'
+                f'the interface from the pod is named "{link.name}", because another '
+                f'interface on the host has the name "{origin.name}": rename the other '
+                "interface"
             )
         link_changes.rename(host, link, origin.name)
     mac = _address_to_restore(link, origin)

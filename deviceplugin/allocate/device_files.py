@@ -37,7 +37,8 @@ def connection_manager(paths: Paths) -> DeviceNode:
     node = discovery.rdma_cm(paths)
     if node is None:
         raise HostError(
-            "the host has no rdma_cm, so programs that connect by IP address fail: load rdma_ucm"
+            "the host has no /dev/infiniband/rdma_cm: load rdma_ucm, otherwise connections by "
+            "IP address fail"
         )
     return verify(paths, node)
 

@@ -51,7 +51,8 @@ class PodResourcesClient:
         with interrupts.waiting():
             if not self._lock.acquire(timeout=timeout):
                 raise KubeletUnreadable(
-                    f"{self._socket}: an earlier call still waits for it after {timeout:g} s"
+                    f"{self._socket}: an earlier call still waits for the kubelet after "
+                    f"{timeout:g} s"
                 )
             try:
                 answer: podresources_pb2.ListPodResourcesResponse = self._connected().List(

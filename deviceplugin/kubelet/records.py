@@ -167,7 +167,7 @@ def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices
         in_checkpoint = from_checkpoint(paths) if uid else []
         if problems and not uid:
             raise KubeletUnreadable(
-                f"{_checkpoint_path(paths)}: has only pod UIDs, but CNI_ARGS lack K8S_POD_UID"
+                f"{_checkpoint_path(paths)}: has only pod UIDs, but CNI_ARGS has no K8S_POD_UID"
             )
         if problems and not _checkpoint_path(paths).exists():
             raise KubeletUnreadable(f"{_checkpoint_path(paths)}: does not exist")
@@ -256,8 +256,8 @@ def _checkpoint(paths: Paths) -> _Data | None:
         ) from None
     except msgspec.MsgspecError as error:
         raise KubeletUnreadable(
-            f"{path}: is not a valid checkpoint of the kubelet: {error}: wait until the kubelet "
-            "writes the file again, when the next pod gets a device"
+            f"{path}: is not a valid checkpoint of the kubelet: {error}: start another pod "
+            "with a device, so that the kubelet writes the file again"
         ) from None
 
 

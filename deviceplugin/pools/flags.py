@@ -128,8 +128,8 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
     if "amount" in flags:
         if "master" in flags:
             raise ConfigError(
-                "-master and -resource-amount: are flags of two different plugins: keep -master "
-                "for one HCA per id, or -resource-amount to give each holder all HCAs"
+                "-master and -resource-amount: are flags of two different plugins: keep "
+                "-master, or keep -resource-amount to give each pod all HCAs"
             )
         resource = _resource(flags.get("name", "ib.plugin/infiniband"))
         amount = _number("-resource-amount", flags["amount"])

@@ -148,7 +148,7 @@ def _check_interval(parts: dict[str, Any], name: str) -> None:
     """Check the interval, which has no effect, because changes are seen at once."""
     where = f"{name}: periodicUpdateInterval"
     if "periodicUpdateInterval" in parts and "configList" not in parts:
-        raise DocumentError(f"{where}: is only for files with configList: remove it")
+        raise DocumentError(f"{where}: is only for files with configList: remove the key")
     if (interval := parts.get("periodicUpdateInterval")) is not None:
         documents.convert(interval, Annotated[int, msgspec.Meta(ge=0)], where)
 
@@ -170,7 +170,7 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
     for key, of in _ONLY_OF.items():
         if key in values and mode != of:
             raise DocumentError(
-                f"{where}.{key}: is for mode {of}, but this pool has mode {mode}: remove it"
+                f"{where}.{key}: is for mode {of}, but this pool has mode {mode}: remove the key"
             )
     if "name" not in values:
         raise DocumentError(f'{where}.name: is required: write domain/name, such as "rdma/hca"')
@@ -180,7 +180,8 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
     for key, asks in asking.items():
         if asks and not values.get("rdma", True):
             raise DocumentError(
-                f"{where}.{key}: needs RDMA devices, but the pool has rdma: false: remove one"
+                f"{where}.{key}: needs RDMA devices, but the pool has rdma: false: remove one "
+                "of the two keys"
             )
     return PoolConfig(
         resource=_resource(values.pop("name"), f"{where}.name"),
@@ -242,7 +243,9 @@ def _sriov(value: object, where: str, prefix: str) -> PoolConfig:
     if kind == "auxNetDevice":
         _check_auxiliary(chosen, in_selectors)
     elif any(selector.auxTypes for selector in chosen):
-        raise DocumentError(f"{in_selectors}.auxTypes: is for deviceType auxNetDevice: remove it")
+        raise DocumentError(
+            f"{in_selectors}.auxTypes: is for deviceType auxNetDevice: remove the key"
+        )
     return PoolConfig(
         resource=resource,
         mode="exclusive",
@@ -269,8 +272,9 @@ def _prefixed(values: dict[str, Any], where: str, prefix: str, valid: re.Pattern
         raise DocumentError(f"{where}.resourceName: is required: write a name such as hca")
     if not valid.fullmatch(name):
         raise DocumentError(
-            f"{where}.resourceName: {documents.shown(name)}: contains invalid characters: write a "
-            f"name that matches {valid.pattern}, and the domain into resourcePrefix"
+            f"{where}.resourceName: {documents.shown(name)}: contains invalid characters: "
+            f"write a name that matches {valid.pattern}, and write the domain into "
+            "resourcePrefix"
         )
     return _resource(f"{values.get('resourcePrefix') or prefix}/{name}", f"{where}.resourceName")
 
@@ -308,7 +312,7 @@ def _check_auxiliary(chosen: tuple[Selector, ...], where: str) -> None:
             raise DocumentError(f'{where}.auxTypes: is required for auxNetDevice: write ["sf"]')
         for key in _ONLY_NET:
             if getattr(selector, key):
-                raise DocumentError(f"{where}.{key}: is not for auxNetDevice: remove it")
+                raise DocumentError(f"{where}.{key}: is not for auxNetDevice: remove the key")
 
 
 def _additional(info: dict[str, dict[str, str]], where: str) -> dict[str, dict[str, str]]:
@@ -316,7 +320,9 @@ def _additional(info: dict[str, dict[str, str]], where: str) -> dict[str, dict[s
     for key, value in info.items():
         address = key if key == "*" else pci.canonical(key)
         if address is None:
-            raise DocumentError(f'{where}.{key}: is neither an address nor "*": write one of these')
+            raise DocumentError(
+                f'{where}.{key}: is neither an address nor "*": write an address or "*"'
+            )
         by_address[address] = value
     return by_address
 

@@ -78,8 +78,8 @@ class LimitsFile:
             self._descriptor = os.open(path, flags)
         except BlockingIOError:
             raise LimitsLeased(
-                f"{path}: a process of the container holds a lease of it: the kernel ends the "
-                "lease soon; try again"
+                f"{path}: a process of the container holds a lease of this file: try again, "
+                "because the lease ends soon"
             ) from None
         except OSError as error:
             raise LimitsInvalid(f"{path}: {error.strerror}") from None
@@ -92,7 +92,9 @@ class LimitsFile:
             header = self.header()
             expected = (layout.LIMITS_MAGIC, layout.VERSION, layout.LIMITS_SIZE)
             if (header.magic, header.version, header.size) != expected:
-                raise LimitsInvalid(f"{path}: another version wrote it: delete the pod")
+                raise LimitsInvalid(
+                    f"{path}: another version of podfabric wrote this file: delete the pod"
+                )
         except BaseException:
             os.close(self._descriptor)
             raise

@@ -109,9 +109,13 @@ class Region:
         expected = (layout.REGION_MAGIC, layout.VERSION, layout.REGION_SIZE, MUTEX_KIND)
         kind = int.from_bytes(bytes(header.mutex[MUTEX_KIND_AT : MUTEX_KIND_AT + 4]), "little")
         if (header.magic, header.version, header.size, kind) != expected:
-            raise RegionInvalid(f"{self._path}: a process of the container overwrote its header")
+            raise RegionInvalid(
+                f"{self._path}: a process of the container overwrote the header of this file"
+            )
         if bytes(header.allocation) != allocation:
-            raise RegionInvalid(f"{self._path}: its allocation is not that of the file limits")
+            raise RegionInvalid(
+                f"{self._path}: the allocation id differs from the id in the file limits"
+            )
         return header
 
     def _read(self, offset: int, size: int) -> bytes:
@@ -120,7 +124,7 @@ class Region:
         except OSError as error:
             raise RegionInvalid(f"{self._path}: {error.strerror}") from None
         if len(content) != size:
-            raise RegionInvalid(f"{self._path}: a process of the container truncated it")
+            raise RegionInvalid(f"{self._path}: a process of the container truncated this file")
         return content
 
 

@@ -89,7 +89,7 @@ class Starter:
         reason = "; ".join(problems) or "the kubelet lists no container with these ids"
         raise Rejected(
             grpc.StatusCode.UNAVAILABLE,
-            f"cannot find the container that starts with {', '.join(sorted_ids[:4])}: {reason} "
+            f"cannot find the container that has ids {', '.join(sorted_ids[:4])}: {reason} "
             "(the kubelet tries again)",
         )
 
@@ -114,8 +114,8 @@ class Starter:
             if key not in known:
                 raise Rejected(
                     grpc.StatusCode.UNAVAILABLE,
-                    f"{self._paths.checkpoint} has no {key[1]} of {key[0]} yet: the agent adds it "
-                    "from the kubelet's records within a minute (the kubelet tries again)",
+                    f"{self._paths.checkpoint} does not list {key[1]} of {key[0]} yet: the "
+                    "agent adds this id within a minute (the kubelet tries again)",
                 )
         return {key: known[key] for key in keys}
 
@@ -145,7 +145,7 @@ class Starter:
         name = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
         raise _refusal(
             f"the container's memory is on {name}, but no GPU has {request} free: "
-            f"{pool.shown(free)}: delete the pod, so that its successor gets another GPU"
+            f"{pool.shown(free)}: delete the pod, so that a new pod gets another GPU"
         )
 
     def _costs(self, gpus: Collection[str], rows: Iterable[PodDevices]) -> dict[str, int]:

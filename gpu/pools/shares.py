@@ -132,7 +132,7 @@ class ShareService(ServedPool):
         raise refusal(
             self.name,
             f"{request.memory >> 20} MiB",
-            f"a CUDA context alone counts as {CONTEXT_RESERVE >> 20} MiB: request "
+            f"a CUDA context alone takes {CONTEXT_RESERVE >> 20} MiB: request "
             f"{CONTEXT_RESERVE // self.kind.share.memory + 1} or more of {self.name}",
         )
 

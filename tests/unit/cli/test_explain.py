@@ -243,7 +243,7 @@ def test_device_numbers_that_changed_since_are_told(fleet: Fleet) -> None:
 
     found = fleet.shell("explain", "ml/worker-0", "-o", "json").document()
 
-    assert any("its driver was loaded again" in note for note in found["notes"])
+    assert any("the driver was loaded again" in note for note in found["notes"])
 
 
 def test_a_pod_that_nobody_knows_is_an_error(fleet: Fleet) -> None:

@@ -142,7 +142,7 @@ def pool(text: str) -> bytes:
         ),
         (
             pool("name: rdma/b, mode: exclusive, slots: 3"),
-            "f: pools[1].slots: is for mode shared, but this pool has mode exclusive: remove it",
+            "f: pools[1].slots: is for mode shared, but this pool has mode exclusive: remove the",
         ),
         (
             pool("name: rdma/b, amount: 3"),

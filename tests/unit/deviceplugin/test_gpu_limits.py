@@ -34,7 +34,7 @@ def test_every_key_is_read() -> None:
     [
         ("{onOverus: kill}", 'gpuLimits.onOverus: unknown key: did you mean "onOveruse"'),
         ("{require: none}", "gpuLimits.require: unknown key"),
-        ("{driverRoot: run/nvidia}", "gpuLimits.driverRoot: 'run/nvidia': write a directory"),
+        ("{driverRoot: run/nvidia}", "gpuLimits.driverRoot: 'run/nvidia': write an absolute"),
         ("{driverRoot: /run/../nvidia}", "gpuLimits.driverRoot: '/run/../nvidia'"),
         ("{onOveruse: stop}", "gpuLimits.onOveruse: 'stop': expected one of report, kill"),
     ],
@@ -45,7 +45,7 @@ def test_a_mistake_names_the_key(text: str, error: str) -> None:
 
 
 def test_a_slice_that_is_too_small_for_a_context_is_refused() -> None:
-    text = r"gpus\[0\].shapes\[0\].memory: 400Mi is too little, because .* counts as 400Mi"
+    text = r"gpus\[0\].shapes\[0\].memory: 400Mi is too little, because .* takes 400Mi"
     with pytest.raises(ConfigError, match=text):
         parsed("{}", SLICE)
     parsed("{}", SLICE.replace("400Mi", "401Mi"))

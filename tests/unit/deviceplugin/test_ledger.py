@@ -87,7 +87,7 @@ def test_change_that_cannot_be_finished_is_an_error(
 
     with monkeypatch.context() as patched:
         patched.setattr("os.replace", refused)
-        with pytest.raises(CheckpointUnreadable, match="cannot finish its last change: Read-only"):
+        with pytest.raises(CheckpointUnreadable, match="last change of this file: Read-only"):
             ledger(paths)
     assert len(ledger(paths).keys()) == 2
 

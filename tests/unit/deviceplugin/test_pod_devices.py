@@ -72,7 +72,9 @@ def test_id_of_ours_that_is_not_written_down_yet_is_no_answer(holding: Holding) 
     """After a damaged checkpoint was set aside, until the device plugin has asked the kubelet."""
     holding.give(POD, {A: [A]})
     checkpoint.write(holding.paths, [], {HCA: []})
-    with pytest.raises(Unknown, match=f"pod {POD} holds {A} of rdma/hca, but .* lacks it"):
+    with pytest.raises(
+        Unknown, match=f"pod {POD} holds {A} of rdma/hca, but .* does not list this"
+    ):
         pod_devices.given_to(holding.paths, POD)
     holding.kubelets_checkpoint.unlink()
     with pytest.raises(Unknown, match="cannot tell which HCAs"):

@@ -88,7 +88,7 @@ def test_make_again_keeps_what_processes_have_allocated_and_sets_the_limits(
 def test_other_gpus_get_new_files_unless_a_process_uses_the_old_ones(groups: Groups) -> None:
     groups.make("g", limit(A))
     process = groups.register("g", 3, host_pid=os.getpid(), start_time=7)
-    with pytest.raises(GroupError, match=f"processes .{os.getpid()}. still use its files"):
+    with pytest.raises(GroupError, match=f"processes .{os.getpid()}. use files that are damaged"):
         groups.make("g", limit(B))
     groups.mark_dead("g", {3: process.registration})
     groups.make("g", limit(B))

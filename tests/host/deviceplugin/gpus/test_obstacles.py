@@ -118,7 +118,7 @@ def test_too_few_units_for_a_context_are_refused_with_the_number_that_is_enough(
 ) -> None:
     node.start(unit=256 * MIB)
     kubelet.wait(lambda: kubelet.allocatable(MEMORY) == 32)
-    text = r"256 MiB of alnair/vgpu-memory: a CUDA context alone counts as 400 MiB: request 2 or"
+    text = r"256 MiB of alnair/vgpu-memory: a CUDA context alone takes 400 MiB: request 2 or"
     with pytest.raises(PodRejected, match=text):
         kubelet.admit("small", [container(memory=1)])
     kubelet.admit("enough", [container(memory=2)])
