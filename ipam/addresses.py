@@ -69,7 +69,10 @@ def parse_interface(written: str) -> tuple[int, Network]:
     """Read an address with its network, such as `10.0.0.5/24`. Raises ValueError for other text."""
     found = address_text.network(_without_zeros(written))
     if found.is_ipv4_mapped():
-        raise ValueError(f"invalid CIDR {written}: an IPv4-mapped prefix length is 96 to 128")
+        raise ValueError(
+            f"invalid CIDR {written}: write a prefix length from 96 to 128, because the "
+            "address is IPv4-mapped"
+        )
     offset = _offset(found.version)
     host_bits = (found.size - 1).bit_length()
     return int(found.ip) + offset, Network(found.first + offset, 128 - host_bits)

@@ -121,8 +121,8 @@ class ForeignIpam:
             if not result.ips:
                 raise CNIError(
                     Code.DELEGATE,
-                    f"IPAM plugin returned missing IP config: {self._type} answered ADD without an "
-                    'address: correct its configuration in "ipam"',
+                    f"IPAM plugin returned missing IP config: {self._type} answered ADD "
+                    'without an address: correct the configuration in "ipam"',
                 )
         except CNIError:
             self.undo()
@@ -244,9 +244,9 @@ class Delegation:
                 # That plugin may keep cluster-wide reservations, which this node cannot read.
                 raise CNIError(
                     Code.DELEGATE,
-                    f'"ipam.type": "{ipam_type}": the runtime would run {elsewhere}, but the '
-                    f"agent runs plugins only from {self._directory}: set the agent's "
-                    f"PODFABRIC_CNI_BIN to {directory}. Or delete {elsewhere}: then podfabric "
+                    f'"ipam.type": "{ipam_type}": the agent runs plugins from '
+                    f"{self._directory}, but the plugin is {elsewhere}: set PODFABRIC_CNI_BIN "
+                    f"of the agent to {directory}, or delete {elsewhere}, so that podfabric "
                     "serves this type",
                 )
         return True
@@ -262,8 +262,8 @@ def require_allowed(config: IpamConfig, allowance: Allowance) -> Allowance:
 def _require_plain(config: IpamConfig) -> None:
     if config.ambiguous is not None:
         raise invalid_config(
-            f'plugins read the key "{config.ambiguous}" in different ways: spell the key as in the '
-            "CNI specification, and write it once"
+            f'the key "{config.ambiguous}" is ambiguous: spell the key as in the CNI '
+            "specification, and write the key only once"
         )
 
 

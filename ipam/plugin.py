@@ -162,7 +162,7 @@ class AddressPlugin:
         options = self._stores.options(request)
         previous = request.previous_result
         if previous is None:
-            raise invalid_config("prevResult missing: CHECK compares it with the reservations")
+            raise invalid_config("prevResult missing: pass the result of the ADD to CHECK")
         attachment = _attachment(request)
         store = self._store("")
         reserved = store.held_by(attachment) or store.held_by(unnamed(attachment))

@@ -144,7 +144,7 @@ def of_network(
     for key, bound in (("start", start), ("end", end)):
         if bound is not None and bound not in network:
             raise ValueError(
-                f"invalid range {key} for CIDR {network}: {text(bound)} is outside of it"
+                f"invalid range {key} for CIDR {network}: {text(bound)} is outside of this CIDR"
             )
     if start is not None and end is not None and start > end:
         raise ValueError(f"range start {text(start)} is after range end {text(end)}: swap them")

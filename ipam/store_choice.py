@@ -72,7 +72,8 @@ def settings(path: Path) -> AddressSettings:
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"{error}: nothing was done, because this file sets the scope of addresses: correct it",
+            f"{error}: nothing was done, because this file sets the scope of addresses: "
+            "correct the file",
         ) from None
 
 

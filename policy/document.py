@@ -326,6 +326,6 @@ def _list(value: object, most: int, where: str) -> list[Any]:
     items: list[Any] = documents.convert(value if value is not None else [], list[Any], where)
     if len(items) > most:
         raise DocumentError(
-            f"{where}: has {len(items)} items, at most {most} are allowed: shorten it"
+            f"{where}: has {len(items)} items, at most {most} are allowed: remove items"
         )
     return items

@@ -46,7 +46,8 @@ def on_node(path: Path) -> Source:
         except (DocumentError, OSError) as error:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"{error}: nothing was done, because the rules of this node are in that file",
+                f"{error}: nothing was done, because this file has the rules of the node: "
+                "correct the file",
             ) from None
 
     return read

@@ -135,7 +135,7 @@ def _vlan(text: str) -> int:
 def _network(text: str) -> Span:
     found = network(text if "/" in text else f"{text}/{128 if ':' in text else 32}")
     if found.ip != found.network:
-        raise ValueError(f"has bits of a host address: write {found.cidr}")
+        raise ValueError(f"has host bits set: write {found.cidr}")
     mapped = found.ipv6()
     return mapped.first, mapped.last
 

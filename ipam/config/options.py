@@ -187,8 +187,8 @@ def require_few(*counts: tuple[str, int]) -> None:
     if total > MOST_ADDRESSES:
         key = max(counts, key=lambda count: count[1])[0]
         raise invalid_config(
-            f'"{key}": the configuration gives an attachment {total} addresses, and the limit is '
-            f"{MOST_ADDRESSES}: remove {total - MOST_ADDRESSES} of them"
+            f'"{key}": the configuration has {total} addresses for one attachment, at most '
+            f"{MOST_ADDRESSES} are allowed: remove {total - MOST_ADDRESSES} addresses"
         )
 
 
@@ -292,7 +292,7 @@ def _static(written: Section, path: str, reader: RangeReader) -> RangeSet:
         )
     if gateway == address:
         raise invalid_config(
-            f'"{path}.gateway" is also the address of the interface: write another'
+            f'"{path}.gateway" is also the address of the interface: write another address'
         )
     return fixed_set(address, network, domain=reader.domain(network), gateway=gateway, where=path)
 

@@ -79,20 +79,19 @@ class RangeReader:
         self._ranges += 1
         if self._ranges > limits.RANGES:
             raise invalid_config(
-                f'"{path}": the sets of the network have more than {limits.RANGES} ranges in '
-                "total: remove ranges"
+                f'"{path}": the network has more than {limits.RANGES} ranges: remove ranges'
             )
         self._exclusions += len(options.exclude)
         if self._exclusions > limits.EXCLUSIONS:
             raise invalid_config(
-                f'"{path}.exclude": the ranges of the network have more than {limits.EXCLUSIONS} '
-                'exclusions in total: join adjacent ones, as in "10.0.0.4-10.0.0.9"'
+                f'"{path}.exclude": the network has more than {limits.EXCLUSIONS} exclusions: '
+                'join adjacent exclusions, as in "10.0.0.4-10.0.0.9"'
             )
         range_key, range_text = _spelling(options, path, "range", "subnet")
         start_key, start_text = _spelling(options, path, "range_start", "rangeStart")
         end_key, end_text = _spelling(options, path, "range_end", "rangeEnd")
         if not range_text:
-            raise invalid_config(f'"{path}": "range" is missing: add it')
+            raise invalid_config(f'"{path}": "range" is missing: add the key')
         start, end = address_at(start_text, start_key), address_at(end_text, end_key)
         try:
             network, dashed = network_of(range_text)
@@ -130,8 +129,8 @@ class RangeReader:
             gateway = address_at(options.gateway, key)
             if gateway is not None and family(gateway) != family(network.address):
                 raise invalid_config(
-                    f'"{key}" is IPv{family(gateway)}, but the range {network} is not: write a '
-                    "gateway of the family of the range"
+                    f'"{key}" is IPv{family(gateway)}, but the range {network} is not: write '
+                    "a gateway of the same family"
                 )
             return gateway
         if self.gateway is not None and family(self.gateway) == family(network.address):
@@ -171,7 +170,7 @@ def network_of(written: str) -> tuple[Network, Interval | None]:
     first = parse(first_text.strip())
     if first not in network:
         raise ValueError(
-            f"invalid range start for CIDR {network}: {first_text.strip()} is outside of it"
+            f"invalid range start for CIDR {network}: {first_text.strip()} is outside of this CIDR"
         )
     return network, Interval(first, last)
 

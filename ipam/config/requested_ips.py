@@ -127,7 +127,7 @@ def _range_of(
                 return index, range_
     if refusal:
         raise invalid_config(
-            f'"{request.where}": {text(address)} is excluded by {refusal}: request another'
+            f'"{request.where}": {text(address)} is excluded by {refusal}: request another address'
         )
     if occupied:
         raise invalid_config(

@@ -184,7 +184,7 @@ class _Planning:
 def _canonical(written: str) -> Network:
     range_ = parse_interface(written)[1]
     if str(range_) != written:
-        raise ValueError(f"{written} is not a network in canonical form: make a pool of {range_}")
+        raise ValueError(f"{written} is not a network in canonical form: write {range_}")
     return range_
 
 

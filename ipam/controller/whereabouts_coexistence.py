@@ -224,9 +224,10 @@ class Sharing:
         for pool in group.values():
             if cut := slicing(pool, slices):
                 raise Unshareable(
-                    f"NodeSlicePool {cut} splits {pool.spec.range} among the nodes of "
-                    "whereabouts: move all nodes of the network at once (ipam.whereabouts: "
-                    "Read), or delete the NodeSlicePool when none of them uses this range"
+                    f"NodeSlicePool {cut} splits {pool.spec.range} among nodes of "
+                    "whereabouts: set ipam.whereabouts to Read and move all these nodes to "
+                    "podfabric at once, or delete the NodeSlicePool once no node uses this "
+                    "range"
                 )
         names = _network_names(pools)
         for attempt in range(_ATTEMPTS):
@@ -257,9 +258,9 @@ class Sharing:
         namespaces = {each.metadata.namespace for each in listed} or {NAMESPACE}
         if len(namespaces) > 1:
             raise Unshareable(
-                f"there are IPPools in the namespaces {' and '.join(sorted(namespaces))}, but "
-                "whereabouts uses only the namespace of its kubeconfig's context: delete the "
-                "IPPools in other namespaces, once they have no entry of a pod"
+                f"IPPools are in the namespaces {' and '.join(sorted(namespaces))}, but "
+                "whereabouts uses only the namespace of its kubeconfig: delete the IPPools in "
+                "all other namespaces, once no pod uses these IPPools"
             )
         (namespace,) = namespaces
         for pool in group.values():
@@ -275,7 +276,7 @@ class Sharing:
                 listed.append(found)
             if found.spec.range != pool.spec.range:
                 raise Unshareable(
-                    f"IPPool {name} has spec.range {found.spec.range!r}, but its name is for "
+                    f"IPPool {name} has spec.range {found.spec.range!r} instead of "
                     f"{pool.spec.range}: correct spec.range"
                 )
         return listed

@@ -70,7 +70,7 @@ def interval(block: AddressBlock) -> Interval:
 def _interval(range_: str) -> Interval:
     address, network = parse_interface(range_)
     if address != network.address:
-        raise ValueError(f"{range_} is not a network: it has bits behind its prefix")
+        raise ValueError(f"{range_} has host bits set: write a network address")
     return Interval(address, network.last)
 
 

@@ -94,9 +94,9 @@ def of_agent(claims: Claims | None) -> Claims:
     """Raises LeasesNothing if this process is not the agent."""
     if claims is None:
         raise LeasesNothing(
-            "only podfabric's agent reserves addresses of the cluster: nothing was reserved; let "
-            "the runtime start the launcher (`podfabric install`), and see that the agent of this "
-            'node runs; or set "ipam.scope" to "node", for addresses that are unique on one node'
+            "only podfabric's agent reserves cluster-wide addresses: nothing was reserved; "
+            "run `podfabric install`, and check that the agent of this node runs; or set "
+            '"ipam.scope" to "node" for addresses that are unique on one node'
         )
     return claims
 

@@ -248,8 +248,8 @@ class Claimant:
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
                 f"this node has all {most} blocks of AddressPool {pool.metadata.name} that "
-                "spec.maxBlocksPerNode allows, and no free address in these blocks: nothing was "
-                "reserved; delete pods that need no address any more, or raise that limit",
+                "spec.maxBlocksPerNode allows, and pods use all addresses of these blocks: "
+                "nothing was reserved; delete pods, or raise spec.maxBlocksPerNode",
             )
 
 

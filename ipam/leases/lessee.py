@@ -205,8 +205,8 @@ class Lessee(StepThread):
                     return  # the ADD looks again
             if self._clock() < self._quiet_until:
                 raise Unusable(
-                    "the API server lost blocks of this node, as after a restore of etcd: this "
-                    "node leases no block for two minutes"
+                    "the API server lost blocks of this node (perhaps etcd was restored): "
+                    "this node leases no block for two minutes"
                 )
             assert self._claimant is not None
             block = self._claimant.claim(want, is_over)
@@ -218,7 +218,7 @@ class Lessee(StepThread):
                 interval = self._interval([block.spec.max_offline_seconds])
                 self._confirm_at = min(self._confirm_at, self._clock() + interval)
         except Late:
-            raise _no_address(want, "the time for the claim is over") from None
+            raise _no_address(want, "the deadline of the call has passed") from None
         except NotReadyYet as error:
             raise PoolPending(_no_address(want, str(error)).message) from None
         except Unusable as error:

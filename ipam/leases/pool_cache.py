@@ -37,7 +37,7 @@ def require_usable(pool: AddressPool) -> Geometry:
     name, blocks = pool.metadata.name, block_layout.of_pool(pool)
     if pool.spec.state != "Active":
         raise Unusable(
-            f"AddressPool {name} is being drained: set its spec.state to Active, or use another"
+            f"AddressPool {name} is being drained: set spec.state to Active, or use another pool"
         )
     ready = next((each for each in pool.status.conditions if each.type == "Ready"), None)
     if ready is None or blocks is None or not pool.status.space:
@@ -126,8 +126,8 @@ class Pools:
             self._known.pop(name, None)
             self._missing = name
             raise NotReadyYet(
-                f"there is no AddressPool {name}: podfabric's controller makes it from the "
-                "definition: see that the controller runs (kubectl -n podfabric get deploy)"
+                f"AddressPool {name} does not exist yet: see that podfabric's controller "
+                "runs, which makes the pool (kubectl -n podfabric get deploy)"
             ) from None
         return self._with_newest_map(found)
 

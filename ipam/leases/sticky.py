@@ -206,8 +206,8 @@ class StickyClaims:
                 )
             if row.state == "unconfirmed" and row.boot == self._holder.boot:
                 raise Unusable(
-                    f"AddressBlock {row.name} shows that this node's store was put back to an "
-                    "earlier state: the pod gets the address after the next boot of this node"
+                    f"the address store of this node is older than AddressBlock {row.name}: "
+                    "reboot the node, then the pod gets the address"
                 )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
@@ -234,17 +234,17 @@ class StickyClaims:
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{sticky.address} is reserved for pod {sticky.pod}, but another machine on "
-                "the link answers for it: nothing was reserved; the runtime tries again; find that "
-                "machine, and stop it",
+                "the link uses this address: nothing was reserved; the runtime tries again; "
+                "find and stop that machine",
             )
         held = self._store.holders(row.name).values()
         holder = next((each for each in held if each.boot == self._holder.boot), None)
         if holder is not None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{sticky.address} is reserved for pod {sticky.pod}, but its former sandbox on "
-                "this node still has it: nothing was reserved; the runtime tries again, and "
-                "succeeds when it has deleted that sandbox",
+                f"{sticky.address} is reserved for pod {sticky.pod}, but a former sandbox of "
+                "the pod still has this address: nothing was reserved; the runtime deletes "
+                "that sandbox and tries again",
             )
 
     def _taken_over(

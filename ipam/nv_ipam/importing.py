@@ -72,7 +72,9 @@ def reservations(source: Path, boot: str) -> list[Reservation]:
     try:
         store = decoding.decode(content, _DaemonStore)
         if store.version != _VERSION:
-            raise ValueError(f"it has version {store.version}, and podfabric reads {_VERSION}")
+            raise ValueError(
+                f"the file has version {store.version}, but podfabric reads version {_VERSION}"
+            )
         if _checksum_of(content) != store.checksum:
             raise ValueError("its checksum is wrong")
         pools = (store.pools or {}).values()
@@ -119,7 +121,7 @@ def _require_stopped(path: Path) -> None:
         client.connect(str(path))
         raise CNIError(
             Code.TRY_AGAIN,
-            f"nv-ipam's daemon answers at {path}, and may reserve addresses: stop it on this node",
+            f"nv-ipam's daemon still answers at {path}: stop the daemon on this node",
         )
 
 

@@ -203,7 +203,7 @@ def _read(key: str, read: Callable[[str], T], written: Iterable[str]) -> Iterato
 def _network(written: str) -> Network:
     address, network = parse_interface(written)
     if address != network.address:
-        raise ValueError(f"{written} has bits behind its prefix: write {network}")
+        raise ValueError(f"{written} has host bits set: write {network}")
     return network
 
 
@@ -273,7 +273,8 @@ class NvPools:
                 older = wanted.setdefault(name, (pool, made))
                 if older[1].spec != made.spec:
                     raise invalid_config(
-                        f"{older[0].key} has the same range and another block size: use one size"
+                        f"{older[0].key} has the same range, but another block size: write "
+                        "the same block size"
                     )
                 self.kept_out[name] = _excluded(node_pool(pool)) if older[0] is pool else ()
             except CNIError as error:

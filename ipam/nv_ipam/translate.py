@@ -107,7 +107,7 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
     wrong = next((name for name in stripped if not name or "/" in name), None)
     if wrong is not None:
         raise invalid_config(
-            f'"{where}" has "{wrong}", which cannot be the name of a pool: correct it'
+            f'"{where}" has "{wrong}", which cannot be the name of a pool: correct the name'
         )
     keys = tuple(f"{kind.lower()}/{name}" for name in stripped)
     if len(keys) > MOST_ADDRESSES:
@@ -199,7 +199,7 @@ def _decoded(path: str, content: bytes) -> NodePools:
     except msgspec.MsgspecError as error:
         raise CNIError(
             Code.STORE_DAMAGED,
-            f"{path} is damaged: {error}: remove it; the agent writes it again from the API server",
+            f"{path} is damaged: {error}: remove this file; the agent then writes a new file",
         ) from None
 
 
@@ -269,9 +269,9 @@ def _pool(key: str, known: NodePools) -> NodePool:
     if pool is None or not pool.usable:
         raise CNIError(
             Code.TRY_AGAIN,
-            f"{key} has no addresses for this node: nothing was reserved; see that nv-ipam has "
-            "this pool, that its nodeSelector selects the node, and that its spec is valid (the "
-            "log of the node's agent has the reason)",
+            f"{key} has no addresses for this node: nothing was reserved; check that nv-ipam "
+            "has this pool, and that the pool is valid and selects this node (the agent's log "
+            "has the reason)",
         )
     return pool
 
@@ -279,7 +279,7 @@ def _pool(key: str, known: NodePools) -> NodePool:
 def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     if asked.index is not None and not pool.prefix:
         raise invalid_config(
-            '"args.cni.allocateIPWithIndex" needs one block for each node, but a node may lease '
+            '"args.cni.allocateIPWithIndex" does not work here, because a node may lease '
             'several blocks: request an address in "args.cni.ips" instead'
         )
     for where, address in asked.requested:
@@ -288,7 +288,9 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     found = range_of(pool, is_gateway=asked.gateway, at=asked.index)
     if not found.parts and (asked.gateway or asked.index is not None):
         key = "allocateDefaultGateway" if asked.gateway else "allocateIPWithIndex"
-        raise invalid_config(f'"args.cni.{key}": {pool.key} has no address for this key: remove it')
+        raise invalid_config(
+            f'"args.cni.{key}": {pool.key} has no address for this key: remove the key'
+        )
     return RangeSet((found,), fixed=asked.gateway and not pool.prefix)
 
 
@@ -298,8 +300,8 @@ def _requested_range(pool: NodePool, where: str, address: int) -> Range:
         raise invalid_config(f"{text(address)} is the gateway of {pool.key}: request another")
     if not is_within(address, (_hosts_of(pool, network),)):
         raise invalid_config(
-            f"{text(address)} of {pool.key} is not a host address that pods get in {network}: "
-            "request another address"
+            f"{text(address)} of {pool.key} is not an address for pods in {network}: request "
+            "another address"
         )
     if is_within(address, map(parse_interval, pool.others)):
         raise CNIError(

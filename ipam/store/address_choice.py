@@ -189,10 +189,10 @@ class Chooser:
                     first = next(each for each in own if each.first == interval.first)
                     raise CNIError(
                         Code.NOT_ALLOWED,
-                        f"{first.why_private} makes {first} a private range, but another network "
-                        f"uses its addresses on the same link ({self._segment}): remove the "
-                        "option, or ask the administrator for a rule of this namespace with "
-                        '"set.private_ranges": [true]',
+                        f"{first.why_private} makes {first} a private range, but another "
+                        f"network on the same link ({self._segment}) uses these addresses: "
+                        "remove the option, or ask the administrator for a rule of this "
+                        'namespace with "set.private_ranges": [true]',
                     )
 
     def _require_quota(self, reserved: Sequence[ReservedAddress]) -> None:

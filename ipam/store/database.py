@@ -220,9 +220,11 @@ class Database:
     def _require_version(self) -> None:
         ((version,),) = self._execute("PRAGMA user_version").fetchall()
         if version == 0:
-            raise Damage("it has no content of an address store")
+            raise Damage("the file is not an address store")
         if version != VERSION:
-            raise OtherVersion(f"it has version {version}, this program reads {VERSION}")
+            raise OtherVersion(
+                f"the store has version {version}, but this podfabric reads version {VERSION}"
+            )
 
 
 def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CNIError:

@@ -66,8 +66,8 @@ def require_all(tables: Tables, noted: Noted) -> None:
     """Raise Damage if the database has fewer transactions than were counted."""
     if tables.meta.seq < noted.seq:
         raise Damage(
-            f"{DATABASE} has {tables.meta.seq} changes of {noted.seq}: it is an older copy, or its "
-            "WAL was lost"
+            f"{DATABASE} has {tables.meta.seq} of {noted.seq} changes: the file is an older "
+            "copy, or the WAL was lost"
         )
 
 
@@ -139,5 +139,5 @@ def opened(directory: Path, *, kept: bool) -> Tables | None:
     if has_content(directory / DATABASE):
         return Tables(directory / DATABASE, kept=kept)
     if has_content(directory / WAL):
-        raise Damage(f"{DATABASE} is missing or empty, but its WAL is not")
+        raise Damage(f"{DATABASE} is missing or empty, but the WAL has content")
     return None

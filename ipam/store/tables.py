@@ -189,7 +189,7 @@ class Tables(Database):
         runs = self._execute("SELECT domain, first, last FROM run ORDER BY domain, first")
         held = _runs_of((domain, _address_of(key)) for domain, key in keys)
         if held != [(row[0], _run_of(row)) for row in runs]:
-            raise Damage("the runs of taken addresses do not match the reservations")
+            raise Damage("the list of taken addresses does not match the reservations")
         list(self.blocks())
 
     def put(self, reservation: Reservation) -> None:
@@ -199,16 +199,14 @@ class Tables(Database):
         before, after = self._runs_around(domain, address)
         if before is not None and before.last >= address:
             if self.at(domain, address) is None:
-                raise Damage(
-                    f"{reservation.address} is in a run of taken addresses, but has no reservation"
-                )
+                raise Damage(f"{reservation.address} is listed as taken, but has no reservation")
             self._execute(f"REPLACE INTO reservation VALUES ({_MARKS})", row)
             return
         try:
             self._execute(f"INSERT INTO reservation VALUES ({_MARKS})", row)
         except sqlite3.IntegrityError:
             raise Damage(
-                f"{reservation.address} has a reservation, but is in no run of taken addresses"
+                f"{reservation.address} has a reservation, but is not listed as taken"
             ) from None
         self._take(domain, address, before, after)
 
@@ -218,7 +216,9 @@ class Tables(Database):
             "DELETE FROM reservation WHERE domain = ? AND address = ?", (domain, _key_of(address))
         ).rowcount
         if bool(held) is not (run is not None):
-            raise Damage(f"the runs and the reservations differ about {text(address)}")
+            raise Damage(
+                f"the list of taken addresses and the reservations differ at {text(address)}"
+            )
         if run is None:
             return
         if run.first < address:
@@ -359,7 +359,7 @@ def _block_of(row: tuple[Any, ...]) -> LeasedBlock:
     except (TypeError, ValueError) as error:
         raise Damage(f"the row of block {row[0]} cannot be read: {error}") from None
     if _block_row(block)[:-1] != row[:-1]:
-        raise Damage(f"the row of block {row[0]} contradicts itself")
+        raise Damage(f"the row of block {row[0]} has columns that do not fit together")
     return block
 
 

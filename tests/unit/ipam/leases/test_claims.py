@@ -277,7 +277,7 @@ def test_both_families_are_needed_although_one_is_there(server: FakeApi, node: C
     both = {"ipRanges": [{"range": RANGE}, {"range": "fd00::/64"}]}
     error = error_of(lambda: node.add("p0", both))
     assert error.code == Code.TRY_AGAIN
-    assert "there is no AddressPool" in error.message
+    assert "does not exist yet" in error.message
     assert not node.held()
 
 

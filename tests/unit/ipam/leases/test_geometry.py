@@ -48,7 +48,7 @@ def test_the_interval_of_a_block_that_is_not_aligned_is_an_error() -> None:
     assert [text(each) for each in interval(block)] == ["10.0.0.8", "10.0.0.15"]
     assert interval(block).first == parse("10.0.0.8")
     wide = replace(block, spec=replace(spec, range="10.0.0.8/28"))
-    with pytest.raises(ValueError, match="bits behind its prefix"):
+    with pytest.raises(ValueError, match="host bits set"):
         interval(wide)
 
 

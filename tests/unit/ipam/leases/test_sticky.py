@@ -217,7 +217,7 @@ def test_a_new_pod_of_the_name_waits_for_the_del_of_the_former_one(
     a.api.calls.clear()
     error = error_of(lambda: add(a, "web-0", uid="uid-2", container="web-0-2"))
     assert error.code == Code.TRY_AGAIN
-    assert "its former sandbox on this node still has it" in error.message
+    assert "a former sandbox of the pod still has this address" in error.message
     assert sum(a.api.calls.values()) <= 4, "each attempt asks the API server"
     a.delete("web-0")
     assert add(a, "web-0", uid="uid-2", container="web-0-2") == address
@@ -550,4 +550,4 @@ def test_a_reserved_address_that_another_machine_has_is_given_to_no_pod(
     b.plugin.undo(grant)
     error = error_of(lambda: add(b, "web-0"))
     assert error.code == Code.TRY_AGAIN
-    assert "another machine on the link answers" in error.message
+    assert "another machine on the link uses" in error.message

@@ -61,7 +61,7 @@ def test_what_nv_ipam_wrote_is_read(source: Path) -> None:
     ("pattern", "by", "said"),
     [
         (rb"192\.168\.0\.2\b", b"192.168.0.9", "checksum is wrong"),
-        (rb'"version":1', b'"version":2', "it has version 2, and podfabric reads 1"),
+        (rb'"version":1', b'"version":2', "the file has version 2, but podfabric reads version 1"),
         (rb"\}$", b"", "store"),
     ],
 )
@@ -78,7 +78,7 @@ def test_nothing_is_imported_while_the_daemon_answers(source: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as daemon:
         daemon.bind(str(source.with_name("daemon.sock")))
         daemon.listen()
-        with pytest.raises(CNIError, match="stop it on this node") as caught:
+        with pytest.raises(CNIError, match="stop the daemon on this node") as caught:
             reservations(source, BOOT)
         assert caught.value.code == Code.TRY_AGAIN
     assert len(reservations(source, BOOT)) == 3  # its socket is left behind

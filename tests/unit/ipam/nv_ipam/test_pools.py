@@ -117,7 +117,7 @@ def test_only_selected_nodes_get_addresses(world: World) -> None:
     machines["a"] = labelled(machines["a"])
     world.settle()
     assert a.add("p")
-    with pytest.raises(CNIError, match="nodeSelector selects the node"):
+    with pytest.raises(CNIError, match="valid and selects this node"):
         b.add("q")
     machines["b"] = labelled(machines["b"])
     b.step(400.0)
@@ -166,7 +166,7 @@ def test_a_node_gives_nothing_while_its_store_may_lack_something(
     if spoilt == "running":
 
         def answers(path: Path) -> None:
-            raise CNIError(Code.TRY_AGAIN, "nv-ipam's daemon answers")
+            raise CNIError(Code.TRY_AGAIN, "nv-ipam's daemon still answers")
 
         monkeypatch.setattr(importing, "_require_stopped", answers)
     elif spoilt == "damaged":
@@ -244,7 +244,7 @@ def test_an_invalid_pool_gets_no_address_pool_and_an_event_and_stops_no_other(
     assert world.controller.round().unusable == 1
     assert [event.reason for event in world.server.events] == ["InvalidPool"]
     world.settle()
-    with pytest.raises(CNIError, match="its spec is valid") as caught:
+    with pytest.raises(CNIError, match="the pool is valid") as caught:
         a.add("p")
     assert caught.value.code == Code.TRY_AGAIN
     assert a.add("p", {"poolName": "good"})

@@ -188,5 +188,5 @@ def test_an_invalid_spec_gives_no_address(world: World, spec: dict[str, object])
     assert world.controller.round().unusable == 1
     assert [event.reason for event in world.server.events] == ["InvalidPool"]
     world.settle()
-    with pytest.raises(CNIError, match="its spec is valid"):
+    with pytest.raises(CNIError, match="the pool is valid"):
         a.add("p", ROUTED)
