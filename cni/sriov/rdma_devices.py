@@ -139,8 +139,8 @@ def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
         if old is not None and new is not None and old != new:
             raise CNIError(
                 Code.KERNEL,
-                f"RDMA device {name} became {new[0]} ({new[1]}:{new[2]}) in the pod, but the "
-                f"container has {old[0]} ({old[1]}:{old[2]}): delete the pod, so that a new "
+                f"RDMA device {name} has {new[0]} ({new[1]}:{new[2]}) in the pod, but the "
+                f"container got {old[0]} ({old[1]}:{old[2]}): delete the pod, so that a new "
                 "pod gets the right device file",
             )
 
