@@ -37,6 +37,7 @@ COMMANDS = {
     "devices": Command(
         "every HCA, its pools, and the reason if a pool does not offer it", "cli.devices"
     ),
+    "top": Command("the traffic and errors of each port, and the pods that hold it", "cli.top"),
     "explain": Command(
         "the devices and interfaces of a pod, and whether they match", "cli.explain"
     ),
