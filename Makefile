@@ -1,7 +1,7 @@
 # podfabric: each target works alone on a fresh Debian 12 or 13 machine, as root.
 
 PY := .venv/bin/python
-SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube policy tests bench tools
+SOURCES := agent base cli cni deploy deviceplugin gpu host ipam kube node policy tests bench tools
 
 # Whose wording `make check` looks at.
 PLAIN := README.md CONTRIBUTING.md docs netattach-examples $(SOURCES)

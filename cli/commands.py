@@ -33,13 +33,15 @@ COMMANDS = {
         "cli.setup.install",
         "add_uninstall_arguments",
     ),
-    "topo": Command("the distances between GPUs and HCAs, in nvidia-smi's terms", "cli.topo"),
+    "topo": Command("the distances between GPUs and HCAs, in nvidia-smi's terms", "cli.show.topo"),
     "devices": Command(
-        "every HCA, its pools, and the reason if a pool does not offer it", "cli.devices"
+        "every HCA, its pools, and the reason if a pool does not offer it", "cli.show.devices"
     ),
-    "top": Command("the traffic and errors of each port, and the pods that hold it", "cli.top"),
+    "top": Command(
+        "the traffic and errors of each port, and the pods that hold it", "cli.show.top"
+    ),
     "explain": Command(
-        "the devices and interfaces of a pod, and whether they match", "cli.explain"
+        "the devices and interfaces of a pod, and whether they match", "cli.show.explain"
     ),
     "policy": Command(
         "which definitions the rules of a policy allow, before a pod uses them", "cli.policy"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from base.paths import Paths
 from cli import output
 from cli.checks import Check, Finding, fabric, gpu_driver, installation, kernel, kubelet
-from cli.node.state import ThisNode
 from cli.output import Cell, Table
+from node.state import ThisNode
 
 CHECKS: Sequence[tuple[str, Check]] = (
     ("configuration", kubelet.configuration),

@@ -24,7 +24,19 @@ from tests.kernel.vm import layout, qemu
 from tools.make_cni import MEASURED
 
 CHECKOUT = layout.CHECKOUT
-PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "gpu", "host", "ipam", "kube", "policy")
+PRODUCT = (
+    "agent",
+    "base",
+    "cli",
+    "cni",
+    "deviceplugin",
+    "gpu",
+    "host",
+    "ipam",
+    "kube",
+    "node",
+    "policy",
+)
 DIRECTORY = CHECKOUT / "build/coverage"
 DATA = DIRECTORY / "data"
 CONFIGURATION = DIRECTORY / "configuration"

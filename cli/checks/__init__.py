@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from cli.node.state import ThisNode
+from node.state import ThisNode
 
 Status = Literal["ok", "warning", "failed", "not applicable"]
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 from base.paths import Paths
 from cli.checks import Outcome, failed, not_applicable, ok, warning
-from cli.node.state import ThisNode, gpu_label, rdma_label
 from deviceplugin import availability
 from host.sysfs import attribute_files
 from host.sysfs.discovery import HCA, Port
 from host.sysfs.topology import Distance
+from node.state import ThisNode, gpu_label, rdma_label
 
 _WIDTH = re.compile(r"\(([0-9]+)X")
 _USUAL_WIDTH = 4  # lanes of a port; with fewer lanes a cable or slot is bad

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
-from cli.node import node_gpus
-from cli.node.node_gpus import ListedGPU
-from cli.node.state import ThisNode, gpu_label
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
 from gpu.driver import nvml
 from gpu.driver.nvml import NvmlError
 from host.sysfs.gpus import address_of
+from node import node_gpus
+from node.node_gpus import ListedGPU
+from node.state import ThisNode, gpu_label
 
 _NO_POOL = "no pool of GPUs is configured"
 

@@ -7,9 +7,9 @@ import msgspec
 
 from base import decoding
 from cli.checks import Outcome, failed, ok, warning
-from cli.node.state import ThisNode
 from cli.setup import executables
 from cli.setup.executables import EVERY, RETURNED, TAKE_AGAIN
+from node.state import ThisNode
 
 _SUFFIXES = (".conf", ".conflist", ".json")  # of the files that a runtime reads (libcni)
 _MULTUS = ("multus", "multus-shim")

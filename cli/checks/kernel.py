@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from cli.checks import Outcome, failed, not_applicable, ok, warning
-from cli.node.state import ThisNode
 from host.device_nodes import verify
 from host.errors import HostError
 from host.sysfs import discovery
+from node.state import ThisNode
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd")
 _SHOWN = 2  # wrong device nodes that are listed

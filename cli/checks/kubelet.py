@@ -8,7 +8,6 @@ from pathlib import Path
 from base.documents import DocumentError
 from base.unix_socket import is_served
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
-from cli.node.state import ThisNode
 from cni.spec.errors import CNIError
 from deviceplugin import checkpoint as records
 from deviceplugin.checkpoint import CheckpointDamaged
@@ -17,6 +16,7 @@ from deviceplugin.kubelet.records import KubeletUnreadable
 from deviceplugin.ledger import YOUNG, age
 from deviceplugin.pools import formats
 from deviceplugin.pools.pool_config import ConfigError
+from node.state import ThisNode
 from policy import rules, stored_policies
 from policy.document import Rule
 

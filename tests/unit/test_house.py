@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("agent", "base", "cli", "cni", "deviceplugin", "gpu", "host", "ipam", "kube", "policy")
+PRODUCT = (
+    "agent",
+    "base",
+    "cli",
+    "cni",
+    "deviceplugin",
+    "gpu",
+    "host",
+    "ipam",
+    "kube",
+    "node",
+    "policy",
+)
 MOST_MODULES = 16  # of a folder
 MOST_LINES = 400  # of a module
 MOST_FUNCTION_LINES = 50

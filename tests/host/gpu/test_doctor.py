@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from cli import doctor
 from cli.checks import Finding
-from cli.node.state import ThisNode
+from node.state import ThisNode
 from tests.host.gpu.driver_root import installed, paths_with
 from tests.standin.gpus import GIB, Behaviour, gpus
 

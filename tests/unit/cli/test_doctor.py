@@ -13,13 +13,13 @@ from base.paths import Paths
 from base.types import DeviceId
 from cli import doctor
 from cli.checks import Finding, Outcome, kernel, ok
-from cli.node.state import ThisNode
 from cli.setup.executables import PLUGINS, place_kept
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
 from host.errors import HostError
+from node.state import ThisNode
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.host import servers

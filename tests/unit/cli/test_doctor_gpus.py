@@ -8,8 +8,8 @@ import pytest
 from base.paths import Paths
 from cli import doctor
 from cli.checks import Finding
-from cli.node.state import ThisNode
 from gpu.limits import processes
+from node.state import ThisNode
 from tests.unit.cli.commands import short_path
 from tests.unit.cli.gpu_server import SLICE, SLICES, GpuServer
 from tests.unit.host import servers

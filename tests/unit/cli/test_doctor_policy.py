@@ -9,7 +9,7 @@ import pytest
 from base.paths import Paths
 from cli import doctor
 from cli.checks import Finding
-from cli.node.state import ThisNode
+from node.state import ThisNode
 from policy.stored_policies import ClusterPolicies, StoredPolicy, save
 from tests.unit.host import servers
 

@@ -11,8 +11,6 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from cli.node import pods
-from cli.node.state import ThisNode
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from deviceplugin.api import v1beta1_pb2
 from deviceplugin.kubelet import records
@@ -24,6 +22,8 @@ from gpu.gpu_pool import GpuPoolConfig
 from gpu.limits.groups import Groups
 from gpu.pools.limit_backend import GpuParts
 from ipam.store.sqlite_store import SqliteStore
+from node import pods
+from node.state import ThisNode
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.gpu.driver import Driver

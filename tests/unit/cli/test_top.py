@@ -9,11 +9,11 @@ import pytest
 
 from base.paths import Paths
 from base.types import DeviceId
-from cli import top
-from cli.node.state import ThisNode
+from cli.show import top
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from host.sysfs import port_counters
+from node.state import ThisNode
 from tests.unit.cli.commands import Shell
 from tests.unit.host import servers
 
@@ -49,7 +49,7 @@ def during(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
         change()
         sleep(seconds)
 
-    monkeypatch.setattr("cli.top.time.sleep", changed)
+    monkeypatch.setattr("cli.show.top.time.sleep", changed)
 
 
 def measured(paths: Paths, change: Callable[[], None], seconds: float) -> dict[str, top.PortRates]:

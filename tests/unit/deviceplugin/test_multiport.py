@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from base.paths import Paths
-from cli import topo
-from cli.node.state import ThisNode
+from cli.show import topo
 from deviceplugin.allocate.preferred import preferred
 from deviceplugin.pools.pool import Pool, pools
 from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
 from host.sysfs import discovery
 from host.sysfs.topology import Topology
+from node.state import ThisNode
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
 from tests.unit.host.sysfs import Tree

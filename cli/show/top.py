@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from base.paths import Paths
-from cli import devices, output
-from cli.node.state import ThisNode
+from cli import output
 from cli.output import Cell, Lines, Table
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.pool_config import ConfigError
 from host.sysfs import port_counters
 from host.sysfs.port_counters import PortCounters
+from node import node_hcas
+from node.state import ThisNode
 
 PortKey = tuple[str, int]  # RDMA device, port
 
@@ -104,7 +105,7 @@ def rates(
     Raises ConfigError or CheckpointDamaged.
     """
     found = []
-    for listed in devices.devices(node):
+    for listed in node_hcas.listed(node):
         pods = tuple(dict.fromkeys(holder.container.pod for holder in listed.held))
         for rdma in listed.hca.rdma:
             for port in rdma.ports:

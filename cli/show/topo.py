@@ -8,9 +8,9 @@ import msgspec
 
 from base.paths import Paths
 from cli import output
-from cli.node.state import ThisNode, gpu_label, numa_text, rdma_label
 from cli.output import Cell, Lines, Table
 from host.sysfs.topology import Distance
+from node.state import ThisNode, gpu_label, numa_text, rdma_label
 
 _LEGEND = (
     (Distance.SAME, "the device itself, or another function of its card"),

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from cli.node.node_gpus import GpuPart, ListedGPU, NodeGPUs, bytes_text
-from cli.node.state import numa_text
 from cli.output import Cell, Lines, Table
 from host.sysfs.topology import Distance
+from node.node_gpus import GpuPart, ListedGPU, NodeGPUs, bytes_text
+from node.state import numa_text
 
 
 def offered(gpus: Sequence[ListedGPU]) -> Table:

@@ -6,13 +6,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from base.paths import Paths
-from cli import gpu_tables, output
+from cli import output
 from cli.arguments import namespace, pod
-from cli.node.state import ThisNode, gpu_label
 from cli.output import Cell, Table
+from cli.show import gpu_tables
+from node.state import ThisNode, gpu_label
 
 if TYPE_CHECKING:
-    from cli.node.pods import AddressBeside, AttachedInterface, Explained, Way
+    from node.pods import AddressBeside, AttachedInterface, Explained, Way
 
 _DASH = "-"
 
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     of, slash, name = arguments.pod.rpartition("/")
     if slash and arguments.namespace not in (None, of):
         arguments.wrong(f"{arguments.pod} is not in namespace {arguments.namespace}")
-    from cli.node.pods import explained
+    from node.pods import explained
 
     explanation = explained(node, of or arguments.namespace or "default", name)
     if not explanation.known:

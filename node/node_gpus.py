@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from base.types import DeviceId
-from cli.node.state import DeviceHolder, ThisNode, gpu_label, rdma_label
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
 from deviceplugin.kubelet.extended_resources import MOST_IDS
 from gpu.driver import gpu_device_files
@@ -17,6 +16,7 @@ from gpu.limits.limits_file import GroupError
 from gpu.limits.region import RegionInvalid
 from gpu.pools.share_pool import Share, allocated, by_pool, kinds, shared_gpus
 from host.sysfs.gpus import GPU
+from node.state import DeviceHolder, ThisNode, gpu_label, rdma_label
 
 NOT_SELECTED = "no pool selects it (`devices`)"
 _NO_MEMORY = "its memory is not known: NVIDIA's driver reports it; or write `memory` into the pool"

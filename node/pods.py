@@ -6,9 +6,6 @@ from contextlib import suppress
 import msgspec
 
 from base.pod import Pod
-from cli.node import node_gpus
-from cli.node.node_gpus import GpuPart
-from cli.node.state import ThisNode, gpu_label, rdma_label
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
 from cni.spec.errors import CNIError
 from deviceplugin import checkpoint, current, pod_devices
@@ -22,6 +19,9 @@ from deviceplugin.pools.pool_config import ConfigError
 from host.sysfs.gpus import address_of
 from host.sysfs.topology import Distance
 from ipam.store.sqlite_store import SqliteStore
+from node import node_gpus
+from node.node_gpus import GpuPart
+from node.state import ThisNode, gpu_label, rdma_label
 
 
 class HeldRdmaDevice(msgspec.Struct, frozen=True):
