@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 from agent import leasing, leave_node, presence, settings
 from agent.gpu_limits import AgentGpuLimits
 from agent.leave_node import GONE, STANDING_BY, Departure, Leaving
+from agent.node_report import NodeReport
 from agent.observe import logs, metrics
 from agent.observe.http import Endpoint
 from agent.observe.metrics import Lasting, Metrics
@@ -32,7 +33,7 @@ from agent.policies import AgentPolicies
 from agent.serve.calls import Calls, Loader
 from agent.serve.launcher_server import BACKLOG, OVERTIME, Server
 from agent.serve.workers import Workers
-from agent.settings import UNIX, Loaded, Settings
+from agent.settings import PARTS, UNIX, Loaded, Settings
 from base import decoding, locks, loop, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
@@ -125,6 +126,7 @@ class Agent:
         self._events = AgentEvents()
         self._tell_mistake = partial(self._events.of_node, "ConfigurationError")
         stack.callback(self._events.close)
+        self._report = NodeReport(paths, self._mistakes)
         self._policies = AgentPolicies(paths, self._policy)
         stack.callback(self._policies.close)
         lessee = self._make_addresses()
@@ -199,7 +201,7 @@ class Agent:
         )
         self._metrics.add(
             self._device_metrics,
-            lambda: [metrics.mistakes(self._mistakes())],
+            lambda: [metrics.mistakes({part: part in self._mistakes() for part in PARTS})],
             gpu_limits.families,
             self._policies.families,
             leasing.unreadable,
@@ -237,13 +239,15 @@ class Agent:
         self._open_endpoint()
         for text in self._loaded.mistakes.values():
             self._tell_mistake(text)
-        watched = WatchedFile(self._paths.config, self._reload)
-        self._stack.callback(watched.close)
+        self._stack.callback(WatchedFile(self._paths.config, self._reload).close)
         self._policies.start()
         if self._leaving is None or leave_node.gpu_holders(self._paths):
             self._devices.start()
         for follower in self._followers:
             follower.start()
+        if self._leaving is None:
+            self._report.start()
+            self._sockets.callback(self._report.close)
         if self._settings.sweep or self._leaving is not None:
             sweeper = Sweeper(
                 lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics.swept
@@ -323,9 +327,10 @@ class Agent:
         self._loaded.require("policy")
         return self._settings.policy
 
-    def _mistakes(self) -> Mapping[str, bool]:
-        found = {section: section in self._loaded.mistakes for section in settings.SECTIONS}
-        return {**found, "pools": self._devices.mistake is not None}
+    def _mistakes(self) -> Mapping[str, str]:
+        """The text of each mistake in config.yaml, by section."""
+        pools = self._devices.mistake
+        return self._loaded.mistakes if pools is None else {**self._loaded.mistakes, "pools": pools}
 
     def _reload(self) -> None:
         """Read config.yaml again, and apply the settings that a running agent can change."""

@@ -56,6 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SECTIONS = ("agent", PART, store_choice.PART)  # this module reads each section independently
+PARTS = (*SECTIONS, "pools")
 
 _CLOSED = {
     "agent": "agent has its defaults",

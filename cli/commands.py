@@ -33,6 +33,7 @@ COMMANDS = {
         "cli.setup.install",
         "add_uninstall_arguments",
     ),
+    "status": Command("HCAs, pools, GPUs, attachments and faults at a glance", "cli.show.status"),
     "topo": Command("the distances between GPUs and HCAs, in nvidia-smi's terms", "cli.show.topo"),
     "devices": Command(
         "every HCA, its pools, and the reason if a pool does not offer it", "cli.show.devices"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 FORMS = ("table", "json")
+CLEAR = "\x1b[H\x1b[2J"  # cursor to the first line, then an empty screen
 _WIDE = 4000  # columns, so that rows are not folded
 
 Lines = str | Sequence[str]  # one line, or several

@@ -98,6 +98,13 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.devices or self.gpus or self.attachments or self.beside)
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    on: str  # the parent, or the device: "ib0", "0000:3b:00.2"
+    pkey: str  # "0x8001", or ""
+    hca: str
+    rdma: str
+
+
 class _RecordedOrigin(msgspec.Struct):
     parent: str = ""
     pkey: int | None = None
@@ -193,26 +200,36 @@ def _rows(node: ThisNode, pod: Pod, notes: list[str], *, asked: bool) -> list[Po
 def _attachment(
     node: ThisNode, entry: JournalEntry, devices: tuple[HeldDevice, ...], *, asked: bool
 ) -> AttachedInterface:
-    try:
-        undo = entry.undo_as(_RecordedOrigin)
-    except JournalDamaged:
-        undo = _RecordedOrigin()
-    hca = node.on_netdev(undo.parent) if undo.parent else node.hca(entry.device)
-    hca_id = hca.id if hca else entry.device
-    matches, verdict = _verdict(node, hca_id, devices, asked=asked)
+    origin = origin_of(node, entry)
+    matches, verdict = _verdict(node, origin.hca, devices, asked=asked)
     return AttachedInterface(
         ifname=entry.ifname,
         network=entry.network,
         plugin=entry.plugin,
         container_id=entry.container_id,
         phase=entry.phase,
-        on=undo.parent or undo.device or entry.device,
-        pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
-        hca=hca_id,
-        rdma=",".join(hca.rdma_names) if hca is not None else "",
+        on=origin.on,
+        pkey=origin.pkey,
+        hca=origin.hca,
+        rdma=origin.rdma,
         addresses=entry.addresses,
         matches=matches,
         verdict=verdict,
+    )
+
+
+def origin_of(node: ThisNode, entry: JournalEntry) -> Origin:
+    """The HCA and the partition of an attachment. The fields are "" if they are unknown."""
+    try:
+        undo = entry.undo_as(_RecordedOrigin)
+    except JournalDamaged:
+        undo = _RecordedOrigin()
+    hca = node.on_netdev(undo.parent) if undo.parent else node.hca(entry.device)
+    return Origin(
+        on=undo.parent or undo.device or entry.device,
+        pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
+        hca=hca.id if hca else entry.device,
+        rdma=",".join(hca.rdma_names) if hca is not None else "",
     )
 
 

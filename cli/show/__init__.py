@@ -1,5 +1,5 @@
 """Commands that show what a node has, and who holds it.
 
-`devices` lists HCAs and GPUs, `topo` their distances, `top` the traffic of ports. `explain` shows
-one pod.
+`status` shows a node or the cluster on one screen. `devices` lists HCAs and GPUs, `topo` their
+distances, `top` the traffic of ports. `explain` shows one pod.
 """

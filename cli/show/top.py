@@ -10,7 +10,7 @@ import msgspec
 
 from base.paths import Paths
 from cli import output
-from cli.output import Cell, Lines, Table
+from cli.output import CLEAR, Cell, Lines, Table
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.pool_config import ConfigError
 from host.sysfs import port_counters
@@ -21,7 +21,6 @@ from node.state import ThisNode
 PortKey = tuple[str, int]  # RDMA device, port
 
 _UNITS = ("", "k", "M", "G", "T")
-_CLEAR = "\x1b[H\x1b[2J"  # cursor to the first line, then an empty screen
 
 
 class PortRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
                 output.document(ports)
             else:
                 if arguments.watch and sys.stdout.isatty():
-                    sys.stdout.write(_CLEAR)
+                    sys.stdout.write(CLEAR)
                 output.show(*_tables(ports))
             sys.stdout.flush()
             if not arguments.watch:

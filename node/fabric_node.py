@@ -1,0 +1,268 @@
+"""FabricNode: one object per node, with the node's HCAs, pools, GPUs, attachments and faults.
+
+The agent writes the object (agent.node_report). docs/reference/objects.md describes the fields.
+"""
+
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from cni.attachments.journal import Journal, JournalDamaged, Phase
+from deviceplugin.checkpoint import CheckpointDamaged
+from deviceplugin.pools.pool_config import ConfigError
+from host.sysfs.discovery import HCA
+from kube.resources import Meta, Resource
+from node import node_gpus, node_hcas, pods
+from node.state import ThisNode
+
+MOST_BYTES = 30_000  # of the status as JSON
+_MOST_REASONS = 3  # why ids of a pool are withheld
+_MOST_FAULTS = 32
+_LONGEST_TEXT = 300  # characters of a reason
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A part of the status."""
+
+
+class PortStatus(Part, frozen=True):
+    port: str  # "mlx5_0/1"
+    state: str = ""
+    link_layer: str = ""
+    rate: str = ""
+    guid: str = ""
+    pkeys: tuple[str, ...] = ()
+    netdevs: tuple[str, ...] = ()
+
+
+class HcaStatus(Part, frozen=True):
+    id: str
+    rdma: tuple[str, ...] = ()
+    driver: str = ""
+    numa: int | None = None
+    pf: str = ""
+    vfs: int = 0
+    present: bool = True
+    ports: tuple[PortStatus, ...] = ()
+    pools: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()
+    fault: str = ""
+
+
+class PoolStatus(Part, frozen=True):
+    """The device ids of a resource. Nobody gets the `withheld` ids now, for the `reasons`."""
+
+    resource: str
+    ids: int = 0
+    held: int = 0
+    withheld: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+class GpuStatus(Part, frozen=True):
+    id: str
+    uuid: str = ""
+    numa: int | None = None
+    pools: tuple[str, ...] = ()
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    free_percent: int | None = None
+    pods: tuple[str, ...] = ()
+    fault: str = ""
+
+
+class AttachmentStatus(Part, frozen=True):
+    pod: str  # "ml/worker-0"
+    interface: str
+    network: str = ""
+    plugin: str = ""
+    phase: str = Phase.ATTACHED
+    hca: str = ""
+    parent: str = ""
+    pkey: str = ""
+    addresses: tuple[str, ...] = ()
+    since: str = ""
+
+
+class FaultStatus(Part, frozen=True):
+    about: str  # "0000:3b:00.0", "config.yaml"
+    text: str
+
+
+class Counts(Part, frozen=True):
+    """The numbers that `kubectl get fabricnodes` shows."""
+
+    hcas: int = 0
+    active_ports: int = 0
+    ports: int = 0
+    gpus: int = 0
+    attachments: int = 0
+    faults: int = 0
+
+
+class FabricNodeStatus(Part, frozen=True):
+    version: str = ""
+    kernel: str = ""
+    written: str = ""  # RFC 3339: the time of the last change
+    counts: Counts = Counts()
+    hcas: tuple[HcaStatus, ...] = ()
+    pools: tuple[PoolStatus, ...] = ()
+    gpus: tuple[GpuStatus, ...] = ()
+    attachments: tuple[AttachmentStatus, ...] = ()
+    faults: tuple[FaultStatus, ...] = ()
+    left_out: str = ""  # "90 of 410 attachments": they do not fit into MOST_BYTES
+
+
+class FabricNode(Resource, frozen=True, kw_only=True):
+    API = "fabric.podfabric.io/v1alpha1"
+    KIND = "FabricNode"
+    PLURAL = "fabricnodes"
+
+    metadata: Meta
+    status: FabricNodeStatus = FabricNodeStatus()
+
+
+def observed(node: ThisNode, mistakes: Mapping[str, str], version: str) -> FabricNodeStatus:
+    """The present status of this node. `mistakes` has the error of each section of config.yaml."""
+    faults = [
+        FaultStatus(about=f"config.yaml: {part}", text=text) for part, text in mistakes.items()
+    ]
+    hcas: list[HcaStatus] = []
+    pools: list[PoolStatus] = []
+    gpus: list[GpuStatus] = []
+    try:
+        listed = node_hcas.listed(node)
+        hcas = [_hca(one) for one in listed]
+        pools = list(_pools(node))
+        gpus = [_gpu(one) for one in node_gpus.listed(node).gpus]
+    except (ConfigError, CheckpointDamaged) as error:
+        faults.append(FaultStatus(about="devices", text=str(error)))
+    broken = [(one.id, one.fault) for one in hcas] + [(one.id, one.fault) for one in gpus]
+    faults += [FaultStatus(about=about, text=text) for about, text in broken if text]
+    attachments, damaged = _attachments(node)
+    faults += damaged
+    ports = [port for hca in hcas for port in hca.ports]
+    status = FabricNodeStatus(
+        version=version,
+        kernel=platform.release(),
+        counts=Counts(
+            hcas=len(hcas),
+            active_ports=sum(port.state == "ACTIVE" for port in ports),
+            ports=len(ports),
+            gpus=len(gpus),
+            attachments=len(attachments),
+            faults=len(faults),
+        ),
+        hcas=tuple(hcas),
+        pools=tuple(pools),
+        gpus=tuple(gpus),
+        attachments=tuple(attachments),
+        faults=tuple(_short(faults[:_MOST_FAULTS])),
+    )
+    return fitted(status)
+
+
+def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
+    """The status with as many attachments as MOST_BYTES permits."""
+    every, kept = status.attachments, len(status.attachments)
+    while kept and len(msgspec.json.encode(status)) > MOST_BYTES:
+        kept = kept * 3 // 4
+        status = msgspec.structs.replace(
+            status,
+            attachments=every[:kept],
+            left_out=f"{len(every) - kept} of {len(every)} attachments",
+        )
+    return status
+
+
+def _hca(listed: node_hcas.ListedHCA) -> HcaStatus:
+    hca = listed.hca
+    return HcaStatus(
+        id=hca.id,
+        rdma=hca.rdma_names,
+        driver=hca.driver,
+        numa=hca.numa,
+        pf=hca.pf,
+        vfs=hca.num_vfs,
+        present=listed.present,
+        ports=tuple(_ports(hca)),
+        pools=tuple(offer.resource for offer in listed.offered),
+        pods=tuple(dict.fromkeys(holder.container.pod for holder in listed.held)),
+        fault=listed.fault,
+    )
+
+
+def _ports(hca: HCA) -> Iterator[PortStatus]:
+    for rdma in hca.rdma:
+        for port in rdma.ports:
+            yield PortStatus(
+                port=f"{rdma.name}/{port.number}",
+                state=port.state,
+                link_layer=port.link_layer,
+                rate=port.rate,
+                guid=port.guid,
+                pkeys=tuple(f"0x{pkey:04x}" for pkey in port.pkeys[:16]),
+                netdevs=port.netdevs,
+            )
+
+
+def _pools(node: ThisNode) -> Iterator[PoolStatus]:
+    held = Counter(allocation.resource for allocation in node.allocations)
+    for pool in node.pools:
+        resource = pool.config.resource
+        reasons = Counter(node.unfit[resource].values())
+        texts = [f"{count}: {why}" for why, count in reasons.most_common(_MOST_REASONS)]
+        if pool.problem:
+            texts.insert(0, pool.problem)
+        yield PoolStatus(
+            resource=resource,
+            ids=len(pool.slots),
+            held=held[resource],
+            withheld=reasons.total(),
+            reasons=tuple(text[:_LONGEST_TEXT] for text in texts),
+        )
+
+
+def _gpu(gpu: node_gpus.ListedGPU) -> GpuStatus:
+    return GpuStatus(
+        id=gpu.address,
+        uuid=gpu.uuid,
+        numa=gpu.numa,
+        pools=tuple(offer.resource for offer in gpu.offered),
+        memory_bytes=gpu.memory_bytes,
+        free_bytes=gpu.free_bytes,
+        free_percent=None if gpu.free_share is None else round(100 * gpu.free_share),
+        pods=tuple(dict.fromkeys(part.container.pod for part in gpu.held)),
+        fault=gpu.fault if gpu.offered else "",
+    )
+
+
+def _attachments(node: ThisNode) -> tuple[list[AttachmentStatus], list[FaultStatus]]:
+    found, damaged = [], []
+    for entry in Journal(node.paths).entries():
+        if isinstance(entry, JournalDamaged):
+            damaged.append(FaultStatus(about="journal", text=str(entry)))
+            continue
+        origin = pods.origin_of(node, entry)
+        found.append(
+            AttachmentStatus(
+                pod=f"{entry.pod_namespace}/{entry.pod_name}" if entry.pod_name else "",
+                interface=entry.ifname,
+                network=entry.network,
+                plugin=entry.plugin,
+                phase=entry.phase,
+                hca=origin.hca,
+                parent=origin.on,
+                pkey=origin.pkey,
+                addresses=entry.addresses,
+                since=entry.since,
+            )
+        )
+    return sorted(found, key=lambda one: (one.pod, one.interface)), damaged
+
+
+def _short(faults: Iterable[FaultStatus]) -> Iterator[FaultStatus]:
+    for fault in faults:
+        yield msgspec.structs.replace(fault, text=fault.text[:_LONGEST_TEXT])

@@ -1,0 +1,283 @@
+"""The FabricNode of a made-up server: its document, its schema, and how the agent writes it."""
+
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from agent import node_report
+from agent.node_report import NodeReport
+from base.paths import Paths
+from base.types import DeviceId
+from cni.attachments.journal import Journal, JournalEntry, Phase
+from deviceplugin import checkpoint
+from deviceplugin.checkpoint import AllocatedHCA, Allocation
+from node import fabric_node
+from node.fabric_node import AttachmentStatus, FabricNode, FabricNodeStatus, observed
+from node.state import ThisNode
+from tests.fake_api import FakeApi, FakeClient, Fault
+from tests.unit.cli.commands import Shell, short_path
+from tests.unit.host import servers
+from tests.unit.host.sysfs import Tree
+
+MANIFEST = Path(__file__).resolve().parents[3] / "deploy/kustomize/base/podfabric.yaml"
+FIRST, SECOND = servers.DGX_HCAS[:2]
+NODE = "node-a"
+
+
+@pytest.fixture
+def paths() -> Iterator[Paths]:
+    with short_path() as root:
+        made = servers.dgx(root)
+        made.config.parent.mkdir(parents=True, exist_ok=True)
+        made.config.write_text('pools: [{name: "rdma/hca", mode: exclusive}]')
+        (made.proc / "sys/kernel/random").mkdir(parents=True, exist_ok=True)
+        (made.proc / "sys/kernel/random/boot_id").write_text("boot\n")
+        yield made
+
+
+@pytest.fixture
+def shell(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Shell:
+    return Shell(paths, monkeypatch, capsys)
+
+
+def seen(paths: Paths, **mistakes: str) -> FabricNodeStatus:
+    return observed(ThisNode(paths, tolerant=True), mistakes, "1.2.3")
+
+
+def attach(paths: Paths, pod: str, parent: str = "ib0") -> None:
+    Journal(paths).write(
+        JournalEntry(
+            plugin="ipoib",
+            network="fabric",
+            container_id=f"c-{pod}",
+            ifname="net1",
+            netns="/n",
+            netns_identity="1:2",
+            boot_id="boot",
+            phase=Phase.ATTACHED,
+            pod_namespace="ml",
+            pod_name=pod,
+            since="2026-11-28T08:00:00Z",
+            addresses=("10.0.0.5/24",),
+            undo=msgspec.Raw(msgspec.json.encode({"parent": parent, "pkey": 0x8001})),
+        )
+    )
+
+
+def test_every_hca_and_port_is_listed_with_its_pool(paths: Paths) -> None:
+    status = seen(paths)
+    assert [hca.id for hca in status.hcas] == sorted(servers.DGX_HCAS)
+    first = status.hcas[0]
+    assert (first.rdma, first.pools, first.fault) == (("mlx5_0",), ("rdma/hca",), "")
+    (port,) = first.ports
+    assert (port.port, port.state, port.netdevs) == ("mlx5_0/1", "ACTIVE", ("ib0",))
+    assert status.counts.ports == status.counts.active_ports == status.counts.hcas == 8
+    (pool,) = status.pools
+    assert (pool.resource, pool.ids, pool.held, pool.withheld) == ("rdma/hca", 8, 0, 0)
+    assert status.faults == ()
+
+
+def test_a_port_that_is_down_is_a_fault_and_withholds_its_hca(paths: Paths) -> None:
+    Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
+    status = seen(paths)
+    assert status.counts.active_ports == 7
+    assert status.hcas[0].fault
+    assert [fault.about for fault in status.faults] == [FIRST]
+    (pool,) = status.pools
+    assert pool.withheld == 1
+    assert pool.reasons[0].startswith("1: ")
+
+
+def test_an_attachment_has_its_pod_its_hca_and_its_p_key(paths: Paths) -> None:
+    attach(paths, "worker-0")
+    (one,) = seen(paths).attachments
+    assert (one.pod, one.interface, one.phase) == ("ml/worker-0", "net1", "attached")
+    assert (one.hca, one.parent, one.pkey) == (FIRST, "ib0", "0x8001")
+    assert one.addresses == ("10.0.0.5/24",)
+
+
+def test_a_damaged_entry_of_the_journal_is_a_fault_and_hides_no_other(paths: Paths) -> None:
+    attach(paths, "worker-0")
+    attach(paths, "worker-1", "ib1")
+    next(paths.attachments.glob("*.json")).write_text("{")
+    status = seen(paths)
+    assert len(status.attachments) == 1
+    assert [fault.about for fault in status.faults] == ["journal"]
+
+
+def test_mistakes_in_the_configuration_are_faults(paths: Paths) -> None:
+    paths.config.write_text("pools: 7")
+    status = seen(paths, pools="pools: is not a list")
+    assert [(fault.about, fault.text) for fault in status.faults] == [
+        ("config.yaml: pools", "pools: is not a list")
+    ]
+    assert len(status.hcas) == 8
+
+
+def test_a_large_status_leaves_attachments_out_and_says_how_many() -> None:
+    many = tuple(
+        AttachmentStatus(pod=f"{'n' * 63}/{number:0253d}", interface="net1")
+        for number in range(400)
+    )
+    status = fabric_node.fitted(FabricNodeStatus(attachments=many))
+    kept = len(status.attachments)
+    assert 0 < kept < 400
+    assert status.attachments == many[:kept]
+    assert status.left_out == f"{400 - kept} of 400 attachments"
+    assert len(msgspec.json.encode(status)) <= fabric_node.MOST_BYTES
+
+
+def test_110_pods_with_usual_names_fit(paths: Paths) -> None:
+    for number in range(110):
+        attach(paths, f"llama-7b-pretraining-worker-{number}", f"ib{number % 8}")
+    status = seen(paths)
+    assert (len(status.attachments), status.left_out) == (110, "")
+
+
+def test_the_schema_has_just_the_fields_of_the_document() -> None:
+    (crd,) = (
+        each
+        for each in yaml.safe_load_all(MANIFEST.read_text())
+        if each and each["metadata"]["name"] == "fabricnodes.fabric.podfabric.io"
+    )
+    (version,) = crd["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]["status"]
+    compare(FabricNodeStatus, schema)
+
+
+def compare(shape: Any, schema: dict[str, Any]) -> None:  # noqa: ANN401
+    """Check the fields, types and requirements of a struct against its schema."""
+    fields = msgspec.structs.fields(shape)
+    assert {field.encode_name for field in fields} == set(schema["properties"])
+    assert {field.encode_name for field in fields if field.required} == set(
+        schema.get("required", ())
+    )
+    for field in fields:
+        inner, of = schema["properties"][field.encode_name], field.type
+        if isinstance(of, types.UnionType):
+            (of,) = (each for each in typing.get_args(of) if each is not types.NoneType)
+        if typing.get_origin(of) is tuple:
+            assert inner["type"] == "array"
+            of, inner = typing.get_args(of)[0], inner["items"]
+        if isinstance(of, type) and issubclass(of, msgspec.Struct):
+            compare(of, inner)
+        else:
+            assert inner["type"] == {str: "string", int: "integer", bool: "boolean"}[of]
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    server = FakeApi()
+    server.add_node(NODE)
+    return server
+
+
+def report(paths: Paths, client: FakeClient) -> NodeReport:
+    return NodeReport(paths, dict, {"NODE_NAME": NODE}, lambda environ: client)
+
+
+def test_the_agent_writes_its_node_once_until_something_changes(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client("agent")
+    writer = report(paths, client)
+    for _ in range(3):
+        assert writer.step() == node_report.LOOK
+    stored = api.look(FabricNode, NODE)
+    assert stored.status.counts.hcas == 8
+    assert stored.metadata.owner_references[0]["uid"] == api.machines[NODE].uid
+    assert client.calls["update_status", "FabricNode"] == 1
+    attach(paths, "worker-0")
+    writer.step()  # too soon after the last write
+    assert client.calls["update_status", "FabricNode"] == 1
+    monkeypatch.setattr(node_report, "PAUSE", 0.0)
+    writer.step()
+    assert api.look(FabricNode, NODE).status.counts.attachments == 1
+    assert client.calls["get", "FabricNode"] == 1
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])
+@pytest.mark.parametrize("verb", ["get", "create", "update_status"])
+def test_a_failed_write_is_repeated(paths: Paths, api: FakeApi, fault: Fault, verb: str) -> None:
+    if (verb, fault) == ("get", Fault.CONFLICT):
+        pytest.skip("a read has no conflict")
+    faults = iter([fault])
+    client = api.client("agent", lambda of, kind, name: next(faults, None) if of == verb else None)
+    writer = report(paths, client)
+    assert writer.step() == node_report.PAUSE
+    assert writer.step() == node_report.LOOK
+    assert api.look(FabricNode, NODE).status.counts.hcas == 8
+
+
+def test_a_deleted_object_is_made_again(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_report, "PAUSE", 0.0)
+    writer = report(paths, api.client("agent"))
+    writer.step()
+    api.remove(FabricNode, NODE)
+    attach(paths, "worker-0")
+    writer.step()
+    writer.step()
+    assert api.look(FabricNode, NODE).status.counts.attachments == 1
+
+
+def test_without_a_server_no_thread_runs(paths: Paths) -> None:
+    writer = NodeReport(paths, dict, {"NODE_NAME": NODE})
+    writer.start()
+    assert writer._thread is None
+    writer.close()
+
+
+def test_status_shows_this_node(paths: Paths, shell: Shell) -> None:
+    attach(paths, "worker-0")
+    held = Allocation(
+        resource="rdma/hca",
+        id=DeviceId(SECOND),
+        devices=(AllocatedHCA(id=SECOND, address=SECOND, netdevs=(), rdma=()),),
+        time="2026-11-28T08:00:00Z",
+        boot_id="boot",
+    )
+    checkpoint.write(paths, [checkpoint.encode(held)])
+    Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
+    printed = shell("status")
+    assert (printed.code, printed.err) == (0, "")
+    text = printed.out
+    assert f"{FIRST}" in text
+    assert "ml/worker-0" in text
+    assert "0x8001" in text
+    assert "WITHHELD" in text
+    document = shell("status", "-o", "json").document()
+    assert document["counts"]["attachments"] == 1
+
+
+def test_a_hostile_name_cannot_control_the_terminal(paths: Paths, shell: Shell) -> None:
+    attach(paths, "a\x1b[2J")
+    assert "\x1b" not in shell("status").out
+
+
+def test_status_of_the_cluster_lists_all_nodes_and_their_faults(
+    paths: Paths, api: FakeApi, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report(paths, api.client("agent")).step()
+    stored = api.look(FabricNode, NODE)
+    broken = replace(stored.status, faults=(fabric_node.FaultStatus(about="x", text="is broken"),))
+    api.put(FabricNode(metadata=replace(stored.metadata, name="node-b", uid="b"), status=broken))
+    monkeypatch.setattr("cli.cluster_ipam.connect", lambda kubeconfig: api.client("reader"))
+    text = shell("status", "--cluster").out
+    assert "node-a" in text
+    assert "8 of 8" in text
+    assert "is broken" in text
+    assert "mlx5_0/1" in shell("status", "--node", NODE).out
+    missing = shell("status", "--node", "node-c")
+    assert missing.code == 1
+    assert "node-c" in missing.err
