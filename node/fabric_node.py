@@ -51,7 +51,7 @@ class HcaStatus(Part, frozen=True):
     fault: str = ""
 
 
-class PoolStatus(Part, frozen=True):
+class OfferedPool(Part, frozen=True):
     """The device ids of a resource. Nobody gets the `withheld` ids now, for the `reasons`."""
 
     resource: str
@@ -108,7 +108,7 @@ class FabricNodeStatus(Part, frozen=True):
     written: str = ""  # RFC 3339: the time of the last change
     counts: Counts = Counts()
     hcas: tuple[HcaStatus, ...] = ()
-    pools: tuple[PoolStatus, ...] = ()
+    pools: tuple[OfferedPool, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
     attachments: tuple[AttachmentStatus, ...] = ()
     faults: tuple[FaultStatus, ...] = ()
@@ -130,7 +130,7 @@ def observed(node: ThisNode, mistakes: Mapping[str, str], version: str) -> Fabri
         FaultStatus(about=f"config.yaml: {part}", text=text) for part, text in mistakes.items()
     ]
     hcas: list[HcaStatus] = []
-    pools: list[PoolStatus] = []
+    pools: list[OfferedPool] = []
     gpus: list[GpuStatus] = []
     try:
         listed = node_hcas.listed(node)
@@ -208,7 +208,7 @@ def _ports(hca: HCA) -> Iterator[PortStatus]:
             )
 
 
-def _pools(node: ThisNode) -> Iterator[PoolStatus]:
+def _pools(node: ThisNode) -> Iterator[OfferedPool]:
     held = Counter(allocation.resource for allocation in node.allocations)
     for pool in node.pools:
         resource = pool.config.resource
@@ -216,7 +216,7 @@ def _pools(node: ThisNode) -> Iterator[PoolStatus]:
         texts = [f"{count}: {why}" for why, count in reasons.most_common(_MOST_REASONS)]
         if pool.problem:
             texts.insert(0, pool.problem)
-        yield PoolStatus(
+        yield OfferedPool(
             resource=resource,
             ids=len(pool.slots),
             held=held[resource],

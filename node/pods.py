@@ -98,7 +98,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.devices or self.gpus or self.attachments or self.beside)
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class InterfaceOrigin(msgspec.Struct, frozen=True, kw_only=True):
     on: str  # the parent, or the device: "ib0", "0000:3b:00.2"
     pkey: str  # "0x8001", or ""
     hca: str
@@ -218,14 +218,14 @@ def _attachment(
     )
 
 
-def origin_of(node: ThisNode, entry: JournalEntry) -> Origin:
+def origin_of(node: ThisNode, entry: JournalEntry) -> InterfaceOrigin:
     """The HCA and the partition of an attachment. The fields are "" if they are unknown."""
     try:
         undo = entry.undo_as(_RecordedOrigin)
     except JournalDamaged:
         undo = _RecordedOrigin()
     hca = node.on_netdev(undo.parent) if undo.parent else node.hca(entry.device)
-    return Origin(
+    return InterfaceOrigin(
         on=undo.parent or undo.device or entry.device,
         pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
         hca=hca.id if hca else entry.device,
