@@ -6,8 +6,10 @@ API server, or without the kind FabricNode on it, nothing is written.
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,9 +21,14 @@ from agent.observe.node_events import IN_CLUSTER, TOKEN
 from base import decoding
 from base.loop import Backoff, StepThread
 from base.paths import Paths
+from base.pod import Pod
 from base.problems import Problems
+from base.text import printable
+from cni.spec.errors import CNIError
+from cni.spec.request import Request
+from gpu.driver.gpu_inventory import GpuMemory
 from node import fabric_node
-from node.fabric_node import FabricNode, FabricNodeStatus
+from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
 from node.state import ThisNode
 
 if TYPE_CHECKING:
@@ -29,6 +36,10 @@ if TYPE_CHECKING:
 
 LOOK = 4.0  # seconds from one look at the node to the next
 PAUSE = 10.0  # seconds between two writes
+FAULT = "FabricFault"
+MOST_REFUSALS = 16
+_LONGEST_TEXT = 300  # characters of an error
+_REMEMBERED = 3600.0  # seconds for which a failed ADD is shown
 _LONGEST = 600.0  # seconds from a failed write to the next attempt
 
 _log = logging.getLogger(__name__)
@@ -37,13 +48,14 @@ _log = logging.getLogger(__name__)
 class NodeReport(StepThread):
     """Keeps the FabricNode of this node. `mistakes` returns the errors of config.yaml by section.
 
-    `api` returns a client, or `None` without an API server.
+    `tell_pod` writes an event on a pod. `api` returns a client, or `None` without an API server.
     """
 
     def __init__(
         self,
         paths: Paths,
         mistakes: Callable[[], Mapping[str, str]],
+        tell_pod: Callable[[str, str, Pod], object],
         environ: Mapping[str, str] = os.environ,
         api: "Callable[[Mapping[str, str]], ClusterApi | None]" = lambda environ: leasing.api_of(
             environ, "a FabricNode is to be written", "no FabricNode shows this node"
@@ -52,6 +64,7 @@ class NodeReport(StepThread):
         super().__init__("node-report")
         self._paths = paths
         self._mistakes = mistakes
+        self._tell_pod = tell_pod
         self._environ = environ
         self._make_api = api
         self._api: ClusterApi | None = None
@@ -59,6 +72,9 @@ class NodeReport(StepThread):
         self._written_at = float("-inf")
         self._backoff = Backoff(PAUSE, _LONGEST)
         self._problems = Problems(_log)
+        self._lock = threading.Lock()  # guards `_refusals`
+        self._refusals: dict[tuple[str, ...], tuple[float, RefusalStatus]] = {}  # with the time
+        self._gpu_memory: Mapping[str, GpuMemory] = {}
 
     def start(self) -> None:
         """Start the thread if the environment names this node and an API server."""
@@ -66,12 +82,48 @@ class NodeReport(StepThread):
         if self._environ.get(leasing.NODE_NAME) and (in_pod or leasing.KUBECONFIG in self._environ):
             super().start()
 
+    def refused(self, request: Request, error: CNIError) -> None:
+        """Keep a failed ADD for an hour. Any thread may call this."""
+        if request.command != "ADD":
+            return
+        pod = Pod()
+        with suppress(CNIError):  # CNI_ARGS name no pod
+            pod = request.arguments.pod
+        refusal = RefusalStatus(  # within the lengths of the schema
+            pod=printable(str(pod))[:330],
+            interface=printable(request.ifname)[:15],
+            network=printable(request.network)[:253],
+            code=int(error.code),
+            text=printable(error.message)[:_LONGEST_TEXT],
+            since=_now(),
+        )
+        key = refusal.pod, refusal.interface, refusal.text
+        with self._lock:
+            self._refusals.setdefault(key, (time.monotonic(), refusal))
+            while len(self._refusals) > MOST_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]
+
+    def _recent(self) -> list[RefusalStatus]:
+        oldest = time.monotonic() - _REMEMBERED
+        with self._lock:
+            self._refusals = {key: of for key, of in self._refusals.items() if of[0] > oldest}
+            return [refusal for _, refusal in self._refusals.values()]
+
+    def _observed(self) -> FabricNodeStatus:
+        """The status. Also writes an event on each pod whose HCA has a fault."""
+        node = ThisNode(self._paths, tolerant=True)
+        if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
+            node.gpu_memory = self._gpu_memory
+        status = fabric_node.observed(node, self._mistakes(), installed_version(), self._recent())
+        self._gpu_memory = node.gpu_memory
+        for pod, text in fabric_node.pods_with_faults(node, status):
+            self._tell_pod(FAULT, f"the pod has an HCA with a fault: {text}", pod)
+        return status
+
     def step(self) -> float:
         from kube.resources import ApiError
 
-        status = fabric_node.observed(
-            ThisNode(self._paths, tolerant=True), self._mistakes(), installed_version()
-        )
+        status = self._observed()
         if self._stored is not None and _same(status, self._stored.status):
             return LOOK
         pause = self._written_at + PAUSE - time.monotonic()
@@ -97,7 +149,6 @@ class NodeReport(StepThread):
         """Write the status. The Node owns the object, so both are deleted together."""
         from kube.resources import Meta, Node, NotFound
 
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         name, stored = self._environ[leasing.NODE_NAME], self._stored
         if stored is None:
             try:
@@ -107,8 +158,12 @@ class NodeReport(StepThread):
                 owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid}
                 meta = Meta(name=name, owner_references=(owner,))
                 stored = api.create(FabricNode(metadata=meta))
-        status = msgspec.structs.replace(status, written=now)
+        status = msgspec.structs.replace(status, written=_now())
         return api.update_status(msgspec.structs.replace(stored, status=status))
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _same(status: FabricNodeStatus, stored: FabricNodeStatus) -> bool:

@@ -126,7 +126,7 @@ class Agent:
         self._events = AgentEvents()
         self._tell_mistake = partial(self._events.of_node, "ConfigurationError")
         stack.callback(self._events.close)
-        self._report = NodeReport(paths, self._mistakes)
+        self._report = NodeReport(paths, self._mistakes, self._events.of_pod)
         self._policies = AgentPolicies(paths, self._policy)
         stack.callback(self._policies.close)
         lessee = self._make_addresses()
@@ -146,7 +146,7 @@ class Agent:
             },
             self._metrics.observe,
             until_empty=leaving is not None,
-            failed=self._policies.failed,
+            failed=(self._policies.failed, self._report.refused),
         )
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from cni.attachments.journal import Journal, JournalDamaged, Phase
+from base.pod import Pod
+from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.pool_config import ConfigError
 from host.sysfs.discovery import HCA
@@ -91,6 +92,17 @@ class FaultStatus(Part, frozen=True):
     text: str
 
 
+class RefusalStatus(Part, frozen=True):
+    """An ADD that failed. The runtime repeats the ADD, and `since` is the first time."""
+
+    pod: str
+    interface: str = ""
+    network: str = ""
+    code: int = 0
+    text: str = ""
+    since: str = ""
+
+
 class Counts(Part, frozen=True):
     """The numbers that `kubectl get fabricnodes` shows."""
 
@@ -100,6 +112,7 @@ class Counts(Part, frozen=True):
     gpus: int = 0
     attachments: int = 0
     faults: int = 0
+    refusals: int = 0
 
 
 class FabricNodeStatus(Part, frozen=True):
@@ -112,6 +125,7 @@ class FabricNodeStatus(Part, frozen=True):
     gpus: tuple[GpuStatus, ...] = ()
     attachments: tuple[AttachmentStatus, ...] = ()
     faults: tuple[FaultStatus, ...] = ()
+    refusals: tuple[RefusalStatus, ...] = ()
     left_out: str = ""  # "90 of 410 attachments": they do not fit into MOST_BYTES
 
 
@@ -124,8 +138,14 @@ class FabricNode(Resource, frozen=True, kw_only=True):
     status: FabricNodeStatus = FabricNodeStatus()
 
 
-def observed(node: ThisNode, mistakes: Mapping[str, str], version: str) -> FabricNodeStatus:
+def observed(
+    node: ThisNode,
+    mistakes: Mapping[str, str],
+    version: str,
+    refusals: Iterable[RefusalStatus] = (),
+) -> FabricNodeStatus:
     """The present status of this node. `mistakes` has the error of each section of config.yaml."""
+    refused = tuple(refusals)
     faults = [
         FaultStatus(about=f"config.yaml: {part}", text=text) for part, text in mistakes.items()
     ]
@@ -154,14 +174,41 @@ def observed(node: ThisNode, mistakes: Mapping[str, str], version: str) -> Fabri
             gpus=len(gpus),
             attachments=len(attachments),
             faults=len(faults),
+            refusals=len(refused),
         ),
         hcas=tuple(hcas),
         pools=tuple(pools),
         gpus=tuple(gpus),
         attachments=tuple(attachments),
         faults=tuple(_short(faults[:_MOST_FAULTS])),
+        refusals=refused,
     )
     return fitted(status)
+
+
+def pods_with_faults(node: ThisNode, status: FabricNodeStatus) -> Iterator[tuple[Pod, str]]:
+    """The pods that hold or use an HCA with a fault, each with the HCA's id and fault.
+
+    A fault of a PF is also a fault of its VFs and SFs.
+    """
+    faults = {hca.id: hca.fault for hca in status.hcas if hca.fault}
+    faults |= {
+        hca.id: faults[hca.pf] for hca in status.hcas if hca.pf in faults and hca.id not in faults
+    }
+    if not faults:
+        return
+    for listed in node_hcas.listed(node):
+        if text := faults.get(listed.hca.id):
+            for holder in listed.held:
+                namespace, _, name = holder.container.pod.partition("/")
+                if name:  # otherwise only the UID is known
+                    yield Pod(namespace, name, holder.container.uid), f"{listed.hca.id}: {text}"
+    for entry in Journal(node.paths).entries():
+        if isinstance(entry, JournalEntry):
+            hca = pods.origin_of(node, entry).hca
+            if hca in faults:
+                pod = Pod(entry.pod_namespace, entry.pod_name, entry.pod_uid)
+                yield pod, f"{hca}: {faults[hca]}"
 
 
 def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
@@ -190,7 +237,8 @@ def _hca(listed: node_hcas.ListedHCA) -> HcaStatus:
         ports=tuple(_ports(hca)),
         pools=tuple(offer.resource for offer in listed.offered),
         pods=tuple(dict.fromkeys(holder.container.pod for holder in listed.held)),
-        fault=listed.fault,
+        # An unused port may be down.
+        fault=listed.fault if listed.offered or listed.held else "",
     )
 
 
@@ -248,15 +296,15 @@ def _attachments(node: ThisNode) -> tuple[list[AttachmentStatus], list[FaultStat
         origin = pods.origin_of(node, entry)
         found.append(
             AttachmentStatus(
-                pod=f"{entry.pod_namespace}/{entry.pod_name}" if entry.pod_name else "",
+                pod=f"{entry.pod_namespace}/{entry.pod_name}"[:330] if entry.pod_name else "",
                 interface=entry.ifname,
-                network=entry.network,
+                network=entry.network[:253],
                 plugin=entry.plugin,
                 phase=entry.phase,
                 hca=origin.hca,
                 parent=origin.on,
                 pkey=origin.pkey,
-                addresses=entry.addresses,
+                addresses=entry.addresses[:64],
                 since=entry.since,
             )
         )

@@ -11,9 +11,6 @@ from deviceplugin.kubelet.extended_resources import MOST_IDS
 from gpu.driver import gpu_device_files
 from gpu.driver.gpu_inventory import NOT_KEPT, NodeGPU
 from gpu.gpu_pool import GpuPoolConfig
-from gpu.limits.groups import Groups
-from gpu.limits.limits_file import GroupError
-from gpu.limits.region import RegionInvalid
 from gpu.pools.share_pool import Share, allocated, by_pool, kinds, shared_gpus
 from host.sysfs.gpus import GPU
 from node.state import DeviceHolder, ThisNode, gpu_label, rdma_label
@@ -90,6 +87,10 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
 
     The text is "" if the group's files can be read.
     """
+    from gpu.limits.groups import Groups  # few nodes have groups
+    from gpu.limits.limits_file import GroupError
+    from gpu.limits.region import RegionInvalid
+
     opened = Groups(node.paths.run / "gpu")
     try:
         files = opened.read(group)

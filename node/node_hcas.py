@@ -76,14 +76,14 @@ def listed(node: ThisNode) -> list[ListedHCA]:
 
 def _holders(node: ThisNode) -> dict[str, list[HcaHolder]]:
     counts = Counter(
-        (device.id, holder.pod, holder.name, allocation.resource)
+        (device.id, holder.pod, holder.name, holder.uid, allocation.resource)
         for allocation in node.allocations
         for holder in (node.holders.by_key.get(allocation.key, DeviceHolder()),)
         for device in allocation.devices
     )
     found: dict[str, list[HcaHolder]] = {}
-    for (hca_id, pod, name, resource), ids in sorted(counts.items()):
-        found.setdefault(hca_id, []).append(HcaHolder(DeviceHolder(pod, name), resource, ids))
+    for (hca_id, pod, name, uid, resource), ids in sorted(counts.items()):
+        found.setdefault(hca_id, []).append(HcaHolder(DeviceHolder(pod, name, uid), resource, ids))
     return found
 
 

@@ -31,6 +31,7 @@ class DeviceHolder(msgspec.Struct, frozen=True):
 
     pod: str = ""  # "ml/worker-0", or else the pod's UID, or else ""
     name: str = ""
+    uid: str = ""  # of the pod; "" if only PodResources has the pod
 
 
 class DeviceHolders(NamedTuple):
@@ -88,13 +89,13 @@ class ThisNode:
     @cached_property
     def holders(self) -> DeviceHolders:
         rows, problems = self.kubelet_rows
-        found = {  # later rows have names instead of UIDs
-            (row.resource, device_id): DeviceHolder(
-                f"{row.namespace}/{row.name}" if row.name else row.uid, row.container
-            )
-            for row in rows
-            for device_id in row.ids
-        }
+        found: dict[AllocationKey, DeviceHolder] = {}
+        for row in rows:  # the rows of PodResources come later and have names instead of UIDs
+            pod = f"{row.namespace}/{row.name}" if row.name else row.uid
+            for device_id in row.ids:
+                before = found.get((row.resource, device_id), DeviceHolder())
+                holder = DeviceHolder(pod, row.container, row.uid or before.uid)
+                found[row.resource, device_id] = holder
         texts = (f"the holders of devices are not fully known: {problem}" for problem in problems)
         return DeviceHolders(found, tuple(texts))
 

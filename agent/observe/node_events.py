@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from agent import leasing
 from base import decoding
 from base.loop import StepThread
+from base.pod import Pod
 
 if TYPE_CHECKING:
     from gpu.limits.process_registration import Refusal
@@ -71,6 +72,10 @@ class AgentEvents(StepThread):
             events.of_pod(reason, f"{container}{text}", tenant.pod, each_message=is_refusal)
 
         self._put(write)
+
+    def of_pod(self, reason: str, message: str, pod: Pod) -> None:
+        """Write an event on a pod, once for each text."""
+        self._put(lambda events: events.of_pod(reason, message, pod, each_message=True))
 
     def of_node(self, reason: str, message: str) -> None:
         """Write an event on this node, if there is a kubeconfig or a service account's token."""

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.serve import framing
 from agent.serve.framing import ANSWERED
@@ -34,7 +34,7 @@ class Calls:
     """Runs the calls of `plugins`. Their keys are the names of the plugins' executables.
 
     `observe` gets the plugin, the verb, the CNI code (0 for success), and the seconds. If
-    `until_empty`, each ADD fails. `failed` gets the error of a plugin.
+    `until_empty`, each ADD fails. The functions of `failed` get each error of a plugin.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Calls:
         observe: Callable[[str, str, int, float], object],
         *,
         until_empty: bool = False,
-        failed: Callable[[Request, CNIError], object] = lambda request, error: None,
+        failed: Sequence[Callable[[Request, CNIError], object]] = (),
     ) -> None:
-        self._failed = failed
+        self._on_failure = failed
         self._plugins = plugins
         self._observe = observe
         self._refused = _LEAVING if until_empty else {}
@@ -85,6 +85,10 @@ class Calls:
         return answer(
             lambda: load(request.environ), request.environ, read_config, netns, self._failed
         )
+
+    def _failed(self, request: Request, error: CNIError) -> None:
+        for each in self._on_failure:
+            each(request, error)
 
     def _log(self, reply: Answer, notes: str, seconds: float) -> int:
         lines = [line for line in notes.splitlines() if line.strip()]

@@ -83,7 +83,9 @@ def _of_cluster(kubeconfig: Path | None, name: str) -> tuple[object, Sequence[Ta
         for node in nodes
         for fault in node.status.faults
     ]
-    headers = ("NODE", "HCAS", "PORTS ACTIVE", "GPUS", "ATTACHMENTS", "FAULTS", "CHANGED")
+    headers = (
+        "NODE", "HCAS", "PORTS ACTIVE", "GPUS", "ATTACHMENTS", "FAULTS", "REFUSED ADDS", "CHANGED",
+    )  # fmt: skip
     return [{"name": node.metadata.name, "status": node.status} for node in nodes], (
         Table(headers, rows) or "no node has a FabricNode: do the agents run?",
         Table(("NODE", "FAULT OF", "WHY"), faults, folded=True),
@@ -100,6 +102,7 @@ def _row(node: FabricNode) -> tuple[Lines | Cell, ...]:
         str(counts.gpus),
         str(counts.attachments),
         Cell(str(counts.faults), "red" if counts.faults else "green"),
+        Cell(str(counts.refusals), "red" if counts.refusals else ""),
         status.written,
     )
 
@@ -134,6 +137,10 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
         for one in status.attachments
     ]
     faults = [(fault.about, Cell(fault.text, "red")) for fault in status.faults]
+    refusals = [
+        (one.pod, one.interface, one.network, str(one.code), Cell(one.text, "red"), one.since)
+        for one in status.refusals
+    ]
     return (
         f"podfabric {status.version}, kernel {status.kernel}",
         Table(("HCA", "NUMA", "VFS", "PORT", "STATE", "RATE", "LINK", "PODS"), hcas),
@@ -145,6 +152,11 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
         ),
         f"left out: {status.left_out}" if status.left_out else "",
         Table(("FAULT OF", "WHY"), faults, folded=True) or "no faults",
+        Table(
+            ("REFUSED ADD OF", "INTERFACE", "NETWORK", "CODE", "WHY", "SINCE"),
+            refusals,
+            folded=True,
+        ),
     )
 
 

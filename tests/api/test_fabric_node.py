@@ -35,7 +35,7 @@ def test_an_agent_writes_its_node_and_kubectl_shows_it(
     server: ApiServer, node_a: KubernetesApi, root: Path
 ) -> None:
     paths = servers.dgx(root)
-    report = NodeReport(paths, dict, {"NODE_NAME": NODE_A}, lambda environ: node_a)
+    report = NodeReport(paths, dict, print, {"NODE_NAME": NODE_A}, lambda environ: node_a)
     assert report.step() == LOOK
     stored = server.admin.get(FabricNode, NODE_A)
     assert stored.status.counts.hcas == 8

@@ -1,8 +1,10 @@
 """The FabricNode of a made-up server: its document, its schema, and how the agent writes it."""
 
+import json
+import time
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,11 @@ from msgspec.structs import replace
 from agent import node_report
 from agent.node_report import NodeReport
 from base.paths import Paths
+from base.pod import Pod
 from base.types import DeviceId
 from cni.attachments.journal import Journal, JournalEntry, Phase
+from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from node import fabric_node
@@ -71,6 +76,23 @@ def attach(paths: Paths, pod: str, parent: str = "ib0") -> None:
             undo=msgspec.Raw(msgspec.json.encode({"parent": parent, "pkey": 0x8001})),
         )
     )
+
+
+def hold(paths: Paths, hca: str, uid: str) -> None:
+    """Give the HCA to a container of the pod with this UID."""
+    held = Allocation(
+        resource="rdma/hca",
+        id=DeviceId(hca),
+        devices=(AllocatedHCA(id=hca, address=hca, netdevs=(), rdma=()),),
+        time="2026-11-28T08:00:00Z",
+        boot_id="boot",
+    )
+    checkpoint.write(paths, [checkpoint.encode(held)])
+    entry = {"PodUID": uid, "ContainerName": "main", "ResourceName": "rdma/hca"}
+    entries = [{**entry, "DeviceIDs": {"-1": [hca]}}]
+    paths.device_plugins.mkdir(parents=True, exist_ok=True)
+    content = json.dumps({"Data": {"PodDeviceEntries": entries}})
+    (paths.device_plugins / "kubelet_internal_checkpoint").write_text(content)
 
 
 def test_every_hca_and_port_is_listed_with_its_pool(paths: Paths) -> None:
@@ -181,8 +203,10 @@ def api() -> FakeApi:
     return server
 
 
-def report(paths: Paths, client: FakeClient) -> NodeReport:
-    return NodeReport(paths, dict, {"NODE_NAME": NODE}, lambda environ: client)
+def report(
+    paths: Paths, client: FakeClient, tell: Callable[[str, str, Pod], object] = print
+) -> NodeReport:
+    return NodeReport(paths, dict, tell, {"NODE_NAME": NODE}, lambda environ: client)
 
 
 def test_the_agent_writes_its_node_once_until_something_changes(
@@ -231,8 +255,72 @@ def test_a_deleted_object_is_made_again(
     assert api.look(FabricNode, NODE).status.counts.attachments == 1
 
 
+def test_a_refused_add_is_shown_once_with_the_time_of_its_first_failure(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = report(paths, api.client("agent"))
+    request = Request(
+        command="ADD",
+        ifname="net1",
+        network="fabric",
+        args="K8S_POD_NAMESPACE=ml;K8S_POD_NAME=worker-0",
+    )
+    for _ in range(3):
+        writer.refused(request, CNIError(Code.TRY_AGAIN, "no block is free"))
+    writer.refused(replace(request, command="DEL"), CNIError(Code.TRY_AGAIN, "no"))
+    writer.step()
+    status = api.look(FabricNode, NODE).status
+    (refusal,) = status.refusals
+    assert (refusal.pod, refusal.interface, refusal.network) == ("ml/worker-0", "net1", "fabric")
+    assert (refusal.code, refusal.text) == (11, "no block is free")
+    assert status.counts.refusals == 1
+    later = time.monotonic() + 3601
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    writer.step()
+    assert api.look(FabricNode, NODE).status.refusals == ()
+
+
+def test_only_the_last_16_refused_adds_are_kept(paths: Paths, api: FakeApi) -> None:
+    writer = report(paths, api.client("agent"))
+    for number in range(20):
+        request = Request(command="ADD", ifname=f"net{number}")
+        writer.refused(request, CNIError(Code.TRY_AGAIN, "x" * 1000))
+    writer.step()
+    kept = api.look(FabricNode, NODE).status.refusals
+    assert [one.interface for one in kept] == [f"net{number}" for number in range(4, 20)]
+    assert all(0 < len(one.text) <= 300 for one in kept)
+
+
+def test_a_refused_add_with_impossible_names_fits_the_schema(paths: Paths, api: FakeApi) -> None:
+    writer = report(paths, api.client("agent"))
+    long = "\udcff\x1b" * 400
+    request = Request(command="ADD", ifname=long, network=long, args="K8S_POD_NAME=")
+    writer.refused(request, CNIError(Code.INVALID_ENVIRONMENT, long))
+    writer.step()
+    (refusal,) = api.look(FabricNode, NODE).status.refusals
+    assert (len(refusal.interface), len(refusal.network)) == (15, 253)
+    assert "\x1b" not in refusal.text
+
+
+def test_a_fault_names_the_pods_that_hold_or_use_the_hca(paths: Paths, api: FakeApi) -> None:
+    told = []
+    writer = report(
+        paths, api.client("agent"), lambda reason, text, pod: told.append((reason, text, pod))
+    )
+    attach(paths, "worker-0")
+    attach(paths, "worker-1", "ib1")
+    hold(paths, FIRST, "uid-7")
+    writer.step()
+    assert told == []
+    Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
+    writer.step()
+    assert {reason for reason, _, _ in told} == {node_report.FAULT}
+    assert all(FIRST in text for _, text, _ in told)
+    assert {str(pod) for _, _, pod in told} == {"ml/worker-0"}
+
+
 def test_without_a_server_no_thread_runs(paths: Paths) -> None:
-    writer = NodeReport(paths, dict, {"NODE_NAME": NODE})
+    writer = NodeReport(paths, dict, print, {"NODE_NAME": NODE})
     writer.start()
     assert writer._thread is None
     writer.close()
@@ -240,14 +328,7 @@ def test_without_a_server_no_thread_runs(paths: Paths) -> None:
 
 def test_status_shows_this_node(paths: Paths, shell: Shell) -> None:
     attach(paths, "worker-0")
-    held = Allocation(
-        resource="rdma/hca",
-        id=DeviceId(SECOND),
-        devices=(AllocatedHCA(id=SECOND, address=SECOND, netdevs=(), rdma=()),),
-        time="2026-11-28T08:00:00Z",
-        boot_id="boot",
-    )
-    checkpoint.write(paths, [checkpoint.encode(held)])
+    hold(paths, SECOND, "uid-7")
     Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
     printed = shell("status")
     assert (printed.code, printed.err) == (0, "")

@@ -99,7 +99,7 @@ def test_a_kind_is_that_of_the_code(kind: type[Resource]) -> None:
 
 
 def test_there_is_no_other_kind() -> None:
-    assert CRDS.keys() == {*(kind.KIND for kind in KINDS), "FabricPolicy"}
+    assert CRDS.keys() == {*(kind.KIND for kind in KINDS), "FabricPolicy", "FabricNode"}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.KIND)
