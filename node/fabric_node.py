@@ -145,7 +145,6 @@ def observed(
     refusals: Iterable[RefusalStatus] = (),
 ) -> FabricNodeStatus:
     """The present status of this node. `mistakes` has the error of each section of config.yaml."""
-    refused = tuple(refusals)
     faults = [
         FaultStatus(about=f"config.yaml: {part}", text=text) for part, text in mistakes.items()
     ]
@@ -163,27 +162,30 @@ def observed(
     faults += [FaultStatus(about=about, text=text) for about, text in broken if text]
     attachments, damaged = _attachments(node)
     faults += damaged
-    ports = [port for hca in hcas for port in hca.ports]
     status = FabricNodeStatus(
         version=version,
         kernel=platform.release(),
-        counts=Counts(
-            hcas=len(hcas),
-            active_ports=sum(port.state == "ACTIVE" for port in ports),
-            ports=len(ports),
-            gpus=len(gpus),
-            attachments=len(attachments),
-            faults=len(faults),
-            refusals=len(refused),
-        ),
         hcas=tuple(hcas),
         pools=tuple(pools),
         gpus=tuple(gpus),
         attachments=tuple(attachments),
         faults=tuple(_short(faults[:_MOST_FAULTS])),
-        refusals=refused,
+        refusals=tuple(refusals),
     )
-    return fitted(status)
+    return fitted(msgspec.structs.replace(status, counts=_counts(status, len(faults))))
+
+
+def _counts(status: FabricNodeStatus, faults: int) -> Counts:
+    ports = [port for hca in status.hcas for port in hca.ports]
+    return Counts(
+        hcas=len(status.hcas),
+        active_ports=sum(port.state == "ACTIVE" for port in ports),
+        ports=len(ports),
+        gpus=len(status.gpus),
+        attachments=len(status.attachments),
+        faults=faults,
+        refusals=len(status.refusals),
+    )
 
 
 def pods_with_faults(node: ThisNode, status: FabricNodeStatus) -> Iterator[tuple[Pod, str]]:

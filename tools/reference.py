@@ -44,7 +44,10 @@ SCHEMA = json.loads((CHECKOUT / "deploy/chart/values.schema.json").read_text())
 KINDS: Mapping[str, Mapping[str, Any]] = {
     each["spec"]["names"]["kind"]: each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for each in yaml.safe_load_all((CHECKOUT / "deploy/kustomize/base/podfabric.yaml").read_text())
-    if each and each["kind"] == "CustomResourceDefinition"
+    # Nobody writes a FabricNode by hand: `kubectl explain` is enough.
+    if each
+    and each["kind"] == "CustomResourceDefinition"
+    and each["spec"]["names"]["kind"] != "FabricNode"
 }
 LIST = re.compile(r"(<!-- list (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 ITEM = re.compile(r"^- `([^`]+)`(?: \([^)]*\))?:(.*(?:\n  .*)*)", re.MULTILINE)

@@ -136,11 +136,6 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
         )
         for one in status.attachments
     ]
-    faults = [(fault.about, Cell(fault.text, "red")) for fault in status.faults]
-    refusals = [
-        (one.pod, one.interface, one.network, str(one.code), Cell(one.text, "red"), one.since)
-        for one in status.refusals
-    ]
     return (
         f"podfabric {status.version}, kernel {status.kernel}",
         Table(("HCA", "NUMA", "VFS", "PORT", "STATE", "RATE", "LINK", "PODS"), hcas),
@@ -151,12 +146,20 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
             attachments,
         ),
         f"left out: {status.left_out}" if status.left_out else "",
+        *_failures(status),
+    )
+
+
+def _failures(status: FabricNodeStatus) -> Sequence[Table | Lines]:
+    faults = [(fault.about, Cell(fault.text, "red")) for fault in status.faults]
+    refusals = [
+        (one.pod, one.interface, one.network, str(one.code), Cell(one.text, "red"), one.since)
+        for one in status.refusals
+    ]
+    headers = ("REFUSED ADD OF", "INTERFACE", "NETWORK", "CODE", "WHY", "SINCE")
+    return (
         Table(("FAULT OF", "WHY"), faults, folded=True) or "no faults",
-        Table(
-            ("REFUSED ADD OF", "INTERFACE", "NETWORK", "CODE", "WHY", "SINCE"),
-            refusals,
-            folded=True,
-        ),
+        Table(headers, refusals, folded=True),
     )
 
 
