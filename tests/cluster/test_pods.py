@@ -5,7 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.cluster import NETWORKS_ANNOTATION, PATIENCE, Cluster, Namespace, pod, pod_spec
+from tests.cluster.cluster import (
+    NETWORKS_ANNOTATION,
+    PATIENCE,
+    Cluster,
+    Document,
+    Namespace,
+    pod,
+    pod_spec,
+)
 from tests.cluster.configurations import ipoib
 from tests.cluster.installation import HCA, await_nothing_left, explain, renamed
 from tests.cluster.seen import guid_of, pings, rdma_of, uverbs
@@ -32,6 +40,48 @@ def test_two_pods_hold_an_hca_and_an_interface_on_it_and_reach_each_other(
     assert pings(namespace, "two", namespace.address("one"))
     namespace.delete("one", "two")
     await_nothing_left(cluster)
+
+
+def test_the_fabric_node_shows_the_pod_and_a_port_that_goes_down(
+    cluster: Cluster, namespace: Namespace
+) -> None:
+    namespace.network("fabric", ipoib("10.56.0.0/16"))
+    namespace.pod("one", networks="fabric", devices={HCA: 1})
+    namespace.running("one")
+    (device,) = uverbs(namespace, "one")
+    rdma = rdma_of(cluster, device)
+    kind = cluster.objects.resources.get(
+        api_version="fabric.podfabric.io/v1alpha1", kind="FabricNode"
+    )
+
+    def status() -> Document:
+        found: Document = kind.get(name=cluster.node.name).to_dict()["status"]
+        return found
+
+    def shown() -> bool:
+        return any(
+            (each["pod"], each["interface"]) == (f"{namespace.name}/one", "net1")
+            for each in status().get("attachments", ())
+        )
+
+    def faulty() -> bool:
+        return any("DOWN" in fault["text"] for fault in status().get("faults", ()))
+
+    until(shown, PATIENCE, "the attachment in the FabricNode", pause=1)
+    assert not faulty()
+    knob = f"/sys/class/infiniband/{rdma}/ibloop/port"
+    try:
+        cluster.node.run(f"echo down > {knob}")
+        until(faulty, PATIENCE, "the fault in the FabricNode", pause=1)
+        until(
+            lambda: any(event.startswith("FabricFault: ") for event in namespace.events("one")),
+            PATIENCE,
+            "the event on the pod",
+            pause=1,
+        )
+    finally:
+        cluster.node.run(f"echo up > {knob}")
+    until(lambda: not faulty(), PATIENCE, "the end of the fault in the FabricNode", pause=1)
 
 
 def test_pods_of_a_partition_reach_each_other_and_no_other(
