@@ -116,7 +116,7 @@ def _of_replicas(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in ("name", "replicas"):
         if key not in values:
             example = '"example.com/shared-gpu"' if key == "name" else "8"
-            raise DocumentError(f"{where}.{key}: is required in mode replicas: write {example}")
+            raise DocumentError(f"{where}.{key}: is required in mode replicas, such as {example}")
     return {"resource": _resource(values["name"], f"{where}.name"), "replicas": values["replicas"]}
 
 

@@ -37,7 +37,7 @@ def verify(paths: Paths, device: CharacterDevice) -> DeviceNode:
     host, numbers = paths.dev / "infiniband" / device.name, f"{device.major}:{device.minor}"
     in_sysfs = f"sysfs has {numbers}"
     missing = f"{in_sysfs}: is udev running, and is this the host's /dev?"
-    other = f"{in_sysfs}: remove it and run `udevadm trigger`"
+    other = f"{in_sysfs}: remove the file and run `udevadm trigger`"
     node = look_up(host, f"/dev/infiniband/{device.name}", missing, other)
     if (node.major, node.minor) != (device.major, device.minor):
         raise HostError(

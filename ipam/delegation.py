@@ -262,8 +262,8 @@ def require_allowed(config: IpamConfig, allowance: Allowance) -> Allowance:
 def _require_plain(config: IpamConfig) -> None:
     if config.ambiguous is not None:
         raise invalid_config(
-            f'the key "{config.ambiguous}" is ambiguous: spell the key as in the CNI '
-            "specification, and write the key only once"
+            f'the key "{config.ambiguous}" occurs twice, or differs from a documented key only in '
+            "upper and lower case: write the key once, as documented"
         )
 
 

@@ -119,7 +119,10 @@ def _given_parents(
     if match is None:
         names = [name for parents in by_hca.values() for _, name in sorted(parents)]
         if not names:
-            raise invalid_config(f'"master": "auto": {_possible_parents(route)}')
+            raise invalid_config(
+                '"master": "auto": the host has no IPoIB interface with a port: load the module '
+                "ib_ipoib, and check that the HCA's link layer is InfiniBand"
+            )
         return sorted(names, key=lambda name: name not in active)
     held = match.candidates(options.device_id)
     if not held:
@@ -129,7 +132,8 @@ def _given_parents(
         listed = ", ".join(map(str, held))
         raise mismatch(
             f'"master": "auto": no IPoIB interface of the host is on {listed}, which the pod was '
-            f"given: {_possible_parents(route)}"
+            "given: check that the HCA's link layer is InfiniBand, and that the module ib_ipoib is "
+            "loaded"
         )
     return sorted(names, key=lambda name: name not in active)
 

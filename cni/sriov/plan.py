@@ -233,5 +233,5 @@ def require_isolation() -> None:
         raise DeviceUnfit(
             f'"rdmaIsolation": RDMA devices of this node are in {mode} mode: run `rdma system set '
             "netns exclusive` before any pod runs, or set `options ib_core netns_mode=0` in "
-            "/etc/modprobe.d and reboot, or remove the option"
+            '/etc/modprobe.d and reboot, or remove "rdmaIsolation" and plugin "rdma"'
         )

@@ -154,6 +154,6 @@ def _set_mac(host: Rtnetlink, pf: Link, index: int, mac: str) -> None:
     if not wait_until(lambda: vfs.read(host, pf, index).mac == mac, MAC_TIME, PAUSE):
         shown = vfs.read(host, pf, index).mac
         raise HostError(
-            f'the PF "{pf.name}" still shows hardware address {shown} for VF {index}, although '
-            f"{mac} was set"
+            f'the PF "{pf.name}" still shows MAC address {shown} for VF {index}, although '
+            f"{mac} was set: see dmesg for errors of the PF's driver"
         )

@@ -82,7 +82,7 @@ def _vfio(paths: Paths, hca: HCA) -> tuple[DeviceNode, ...]:
 
 
 def _vfio_node(paths: Paths, name: str) -> DeviceNode:
-    again = "remove it and bind the function again"
+    again = "remove the file and bind the function again"
     return look_up(paths.dev / "vfio" / name, f"/dev/vfio/{name}", "is vfio-pci loaded?", again)
 
 

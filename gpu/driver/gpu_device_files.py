@@ -41,5 +41,5 @@ def fault(paths: Paths, minor: int) -> str | None:
 
 def _node(paths: Paths, name: str) -> DeviceNode:
     missing = _REMEDIES.get(name, "is this the host's /dev?")
-    again = "remove it and run `nvidia-modprobe -c 0 -u`"
+    again = "remove the file and run `nvidia-modprobe -c 0 -u`"
     return look_up(paths.dev / name, f"/dev/{name}", missing, again)

@@ -149,7 +149,7 @@ class ShareService(ServedPool):
                 self.name,
                 f"{count} ids",
                 f"no GPU has {_amount(request)} free: {self.pool.shown(free)}: all shares of a "
-                "container must be on one GPU",
+                "container must be on one GPU, and containers that are starting keep theirs",
             )
         if only_time:
             return None

@@ -48,8 +48,10 @@ def make_ipoib_child(
     if made != (pkey, mode, umcast):
         delete(route, child)
         raise HostError(
-            f'the kernel made an IPoIB child of "{parent.name}" with (P_Key, mode, umcast) {made} '
-            f"instead of {(pkey, mode, umcast)}: check whether the parent supports the mode"
+            f'the kernel made the IPoIB child of "{parent.name}" with P_Key '
+            f"{child.pkey or 0:#06x}, mode {child.mode} and umcast {child.umcast}, but P_Key "
+            f"{pkey:#06x}, mode {mode} and umcast {umcast} were requested: does the parent "
+            "support them?"
         )
     return child
 

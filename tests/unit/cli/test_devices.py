@@ -93,7 +93,10 @@ def test_who_holds_an_hca_is_told_as_far_as_the_kubelet_tells(
     found = shell_of(paths)("devices", "-o", "json").document()
     out = shell_of(paths)("devices").out
 
-    unknown, known = {"pod": "", "name": ""}, {"pod": "uid-1", "name": "main"}
+    unknown, known = (
+        {"pod": "", "name": "", "uid": ""},
+        {"pod": "uid-1", "name": "main", "uid": "uid-1"},
+    )
     other = {"container": unknown, "resource": "rdma/more", "ids": 1}
     held = {"container": known, "resource": "rdma/hca", "ids": 2}
     assert found[0]["held"] == [other, held]

@@ -77,7 +77,7 @@ def test_a_part_has_its_holder_limit_use_and_share(paths: Paths, shell: Shell) -
 
     (part,) = _gpus(shell)[0]["held"]
 
-    assert part["container"] == {"pod": POD_UID, "name": "container-0"}
+    assert part["container"] == {"pod": POD_UID, "name": "container-0", "uid": POD_UID}
     assert (part["resources"], len(part["ids"])) == ([SLICE], 2)
     assert (part["memory_bytes"], part["compute_share"]) == (20 * GIB, 0.5)
     use = part["use"]
@@ -207,7 +207,11 @@ def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
         finally:
             plugin.close()
     (part,) = found["gpus"]
-    assert part["container"] == {"pod": "ml/trainer", "name": "main"}
+    assert part["container"] == {
+        "pod": "ml/trainer",
+        "name": "main",
+        "uid": "uid-of-ml-trainer",
+    }
     assert (part["memory_bytes"], part["compute_share"]) == (20 * GIB, 0.5)
     assert part["use"]["used_bytes"] == GIB
     assert found["ways"][0]["gpu"].endswith(part["gpu"])

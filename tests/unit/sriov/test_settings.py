@@ -198,8 +198,8 @@ def test_address_that_never_comes_is_an_error_that_names_both(
     with pytest.raises(HostError) as caught:
         vf_settings.apply(kernel.route, PF, BEFORE, _wanted(BEFORE, mac=MAC))
     assert str(caught.value) == (
-        f'the PF "ens1f0" still shows hardware address 00:00:00:00:00:00 for VF 3, although '
-        f"{MAC} was set"
+        f'the PF "ens1f0" still shows MAC address 00:00:00:00:00:00 for VF 3, although '
+        f"{MAC} was set: see dmesg for errors of the PF's driver"
     )
 
 
