@@ -39,7 +39,7 @@ def lessee_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "Lessee | None":
-    """The lessee, which the caller starts. Returns `None` on a node with its own addresses.
+    """The lessee, which the caller starts. Returns `None` if `ipam.scope` is not cluster.
 
     Logs the reason and returns `None` if NODE_NAME is not set or there is no API server.
     """

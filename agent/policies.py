@@ -48,7 +48,10 @@ class AgentPolicies:
         self.source = stored_policies.joined(node, self._present)
 
     def start(self) -> None:
-        """Follow the cluster's rules if `policy.cluster` is true. May be called again."""
+        """Start to watch the cluster's rules on the API server if `policy.cluster` is true.
+
+        May be called again.
+        """
         with self._starting, suppress(CNIError):  # each call fails with the same error
             if self._closed or self._follower is not None or not self._node().cluster:
                 return

@@ -92,7 +92,10 @@ NOTHING = Loaded(Settings(), unread=frozenset(SECTIONS))  # before the file was 
 
 
 def load(path: Path, before: Loaded = NOTHING) -> Loaded:
-    """Read the file. Returns the defaults without a file. `before` is the previous result."""
+    """Read the file.
+
+    Returns the defaults if the file is missing. `before` is the previous result.
+    """
     try:
         content = documents.read(path)
     except (FileNotFoundError, NotADirectoryError):

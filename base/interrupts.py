@@ -6,9 +6,9 @@ interrupt a thread, so the call itself checks for an interruption at each `check
 While a call holds its attachment's lock, it asks the kernel twice whether its client is connected.
 `require_client` asks before the work, and `hold` asks after the work. A runtime sends a DEL only
 after it has seen the end of the ADD's launcher. The kernel closes the launcher's connection before
-the runtime sees the launcher's end. So if the client is connected at `hold`, the runtime has not
-sent a DEL. If the client is gone, the ADD undoes its work. A DEL waits for the lock, and then reads
-the journal.
+the runtime sees that the launcher has exited. So if the client is connected at `hold`, the runtime
+has not sent a DEL. If the client is gone, the ADD undoes its work. A DEL waits for the lock, and
+then reads the journal.
 """
 
 import threading

@@ -8,7 +8,7 @@ import msgspec
 
 
 def _path(root: str, below: str) -> "cached_property[Path]":
-    """A property with the path `below` in the directory of the attribute `root`."""
+    """The property that joins the directory in the attribute `root` with the path `below`."""
     return cached_property(lambda paths: getattr(paths, root) / below)
 
 

@@ -21,8 +21,8 @@ def printable(text: str) -> str:
 def line(text: str) -> str:
     """The text as one printable line. A long word loses its end, and a long text loses its middle.
 
-    The end of the text stays, because it has the remedy. A text with non-ASCII characters may have
-    a sixth of LONGEST characters, because JSON writes such a character in 6 bytes.
+    The end of the text stays, because it has the remedy. A text with a non-ASCII character is cut
+    to LONGEST / 6 characters, because JSON writes such a character in 6 bytes.
     """
     if len(text) <= LONGEST_WORD and text.isprintable():
         return text

@@ -95,7 +95,7 @@ class WatchedFile(StepThread):
 
     The thread watches the directory, because editors and ConfigMap mounts replace the file. It also
     checks the file every few seconds, because inotify may miss the change of a link's target. The
-    call at the start finds a change between the caller's read and the start of the watch.
+    first call of `changed` covers a change that came before the watch.
     """
 
     def __init__(

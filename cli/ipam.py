@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _existing(paths: Paths) -> SqliteStore:
-    """Open this node's address store. Raises CNIError 5 if the state directory is not a node's.
+    """Open this node's address store. Raises CNIError 5 if the state directory has no files of a
+    node.
 
     A command must not create a store in a wrong directory.
     """

@@ -207,8 +207,8 @@ def waiting_gpus(
 
     The kubelet does not name this container. PodResources lists its GPUs but none of our HCAs. A
     container that requests no HCA is listed in the same way. But the kubelet writes its checkpoint
-    only after it has finished a container (allocateContainerResources in manager.go). So a
-    container in the checkpoint gets no more devices.
+    only after it has allocated all devices of a container (allocateContainerResources in
+    manager.go). So a container in the checkpoint gets no more devices.
 
     Returns [] if several containers with different GPUs wait. The two sources identify pods
     differently, so containers are compared by name and devices. An ended container may hide a

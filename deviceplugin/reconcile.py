@@ -1,7 +1,7 @@
 """Compares the ledger with the kubelet's own records, and updates the ledger.
 
-The ledger adopts ids that only the kubelet has. The kubelet records only the names of a container's
-nodes. After a driver reload, these names may belong to other HCAs.
+The ledger adopts ids that only the kubelet has. The kubelet records a container's device nodes only
+by name. After a driver reload, these names may belong to other HCAs.
 """
 
 import logging

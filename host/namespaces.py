@@ -199,7 +199,8 @@ def where(path: str) -> str:
 
 
 def proves_absence(path: str, seen_from: str) -> bool:
-    """Whether a path that leads to no namespace here also leads to none in `seen_from` (`where`).
+    """Whether a namespace that is missing at `path` here is also missing in the mount namespace
+    `seen_from`.
 
     This is certain in the same mount namespace. In another mount namespace, the path's directory
     must be the same and must not have the name. A file of that name may be a mount point there.

@@ -37,7 +37,10 @@ def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
 def of_configuration(
     allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet]
 ) -> Allowance:
-    """The remaining allowance after one address of each set. Raises NotAllowed."""
+    """The allowance that remains when the ADD uses these options and one address of each set.
+
+    Raises NotAllowed.
+    """
     if options.scope:
         allowance.require_option("scope", options.scope, "ipam.scope", options.scope)
     key = "ipam.poolName" if options.pools else "ipam.network_name"

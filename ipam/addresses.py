@@ -25,7 +25,10 @@ class Interval(NamedTuple):
 
 
 class Network(NamedTuple):
-    """The first address, and the prefix length of 128 bits. An IPv4 /24 has the prefix 120."""
+    """The first address, and the prefix length counted in 128 bits.
+
+    An IPv4 /24 has the prefix 120.
+    """
 
     address: int
     prefix: int

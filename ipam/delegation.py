@@ -202,7 +202,7 @@ class Delegation:
         """The IPAM plugin for a DEL or a GC; `None` if the plugin has nothing to release.
 
         `added` says whether the journal has an ADD with this configuration. `None` means that the
-        journal is damaged. A plugin that an ADD ran runs again, even if the rules no longer allow
+        journal is damaged. DEL and GC run the plugin of the ADD, even if the rules no longer allow
         the plugin. Without an ADD, a forbidden or missing plugin has nothing to release. If the
         journal is damaged, such a plugin raises CNIError.
         """

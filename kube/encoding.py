@@ -234,7 +234,7 @@ class ObjectReader:
         return found, _unreadable(kind, document, why)
 
     def listed(self, query: Query, mistakes: Iterable[Unreadable]) -> None:
-        """Replace a query's unreadable objects by those of a new list."""
+        """Replace a query's unreadable objects by the unreadable objects of a new list."""
         by_key = {_key(each.metadata): each for each in mistakes}
         with self._lock:
             before = self._noted.pop(query, {})

@@ -1,8 +1,8 @@
 """The allowance of an ADD: the rules that allow every value that the ADD has used so far.
 
 One rule must list all values that an attachment uses (`use`). Each value leaves only the rules that
-list this value too. If no rule remains, the attachment is refused. For each option of an attachment
-(`set`), a different rule for the pod may allow the value. If no rule is for the pod,
+list this value too. If no rule remains, the attachment is refused. The options that an attachment
+sets need no common rule. Any rule for the pod may allow a value. If no rule is for the pod,
 `Policy.otherwise` applies.
 """
 
@@ -96,7 +96,7 @@ class Allowance(msgspec.Struct, frozen=True):
             raise self.not_settable(key, f'"{what}": {shown}', what)
 
     def require_match(self, *, match_device: bool, pf_only: bool = False) -> None:
-        """Raise NotAllowed if no rule allows `match_device` and `pfOnly` with these values."""
+        """Raise NotAllowed if no rule allows `match_device`, or if no rule allows `pfOnly`."""
         if not match_device:
             self.require_option("match_device", False, "match_device", "false")
         if pf_only:

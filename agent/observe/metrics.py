@@ -135,7 +135,7 @@ class Metrics:
 
 
 class Lasting:
-    """Calls `make` at most once in `seconds`. Until then returns the last exposition."""
+    """Calls `make` at most once in `seconds`. Earlier calls return the last exposition."""
 
     def __init__(self, make: Callable[[], bytes], seconds: float = 1.0) -> None:
         self._make = make

@@ -61,7 +61,10 @@ def mad_module(node: ThisNode) -> Iterator[Outcome]:
 
 
 def device_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """Compare /dev/infiniband with sysfs. They differ if udev is late, or in a container's /dev."""
+    """Compare /dev/infiniband with sysfs.
+
+    They differ if udev is late, or if this process sees a container's /dev.
+    """
     nodes = [rdma.uverbs for hca in node.hcas for rdma in hca.rdma]
     ports = [port for hca in node.hcas for rdma in hca.rdma for port in rdma.ports]
     if any(pool.config.umad for pool in node.pools):

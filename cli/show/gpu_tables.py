@@ -42,7 +42,10 @@ def problems(found: NodeGPUs) -> Lines:
 
 
 def parts(found: Sequence[GpuPart], labels: Sequence[tuple[str, str]]) -> Table:
-    """`found` has the parts of one pod. `labels` has the address and the label of each GPU."""
+    """`found` has the parts of GPUs that one pod holds.
+
+    `labels` has the address and the label of each GPU.
+    """
     of = dict(labels)
     rows = []
     for part in found:

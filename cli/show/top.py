@@ -24,8 +24,10 @@ _UNITS = ("", "k", "M", "G", "T")
 
 
 class PortRates(msgspec.Struct, frozen=True, kw_only=True):
-    """A port's counters per second. A rate is `None` if the driver does not count, or if the
-    counter was reset. `errors` and `congestion` have the kernel's names, without zeros."""
+    """A port's counters per second.
+
+    A rate is `None` if the driver does not count, or if the counter was reset. `errors` and
+    `congestion` map the kernel's names to rates above 0."""
 
     hca: str
     rdma: str
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measured(paths: Paths, interval: float) -> Iterator[list[PortRates]]:
-    """The rates of each interval, without end. Raises ConfigError or CheckpointDamaged."""
+    """Yield the rates after each interval, forever. Raises ConfigError or CheckpointDamaged."""
     before, since = counters(ThisNode(paths)), time.monotonic()
     while True:
         time.sleep(interval)

@@ -243,8 +243,8 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         """Store an entry, which survives a kill. An ADD's first entry also survives a power cut.
 
-        A later entry need not survive a power cut: after a reboot the kernel has nothing to undo.
-        The line end before a later entry closes a line that a killed writer tore.
+        A later entry need not survive a power cut: after a reboot the kernel has nothing to undo. A
+        later entry begins with a line end, because a killed writer may have left a part of a line.
         """
         path, line = self._file_of(entry.attachment), to_bytes(entry)
         if entry.device:

@@ -69,8 +69,8 @@ def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list
 def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
     """Raise HostError while a dying namespace may still return the interface to the host.
 
-    The interface's address stays in use until then. The kernel may destroy the interface instead,
-    so this function returns once PATIENCE is over.
+    The interface's address stays in use as long as this function raises. The kernel may destroy the
+    interface instead, so this function returns once PATIENCE is over.
     """
     now = datetime.now(UTC)
     if entry.phase is Phase.ATTACHED:
@@ -79,4 +79,6 @@ def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
     if entry.phase is not Phase.LEAVING:
         return
     if now - datetime.fromisoformat(entry.leaving_since) < PATIENCE:
-        raise HostError(f"the pod's namespace is gone, but {what} is not back on the host yet")
+        raise HostError(
+            f"the pod's network namespace is gone, but {what} is not back on the host yet"
+        )

@@ -45,9 +45,9 @@ def choose(
 ) -> ChildPlan:
     """Plan the child on the first master that can be its parent.
 
-    With `match`, the parent must be on an HCA of the pod, if the pod holds any. Raises CNIError 7,
-    11 if a wait may help, or 120 if the pod does not hold the HCA. The error has a reason for each
-    master.
+    With `match`, the parent must be on an HCA of the pod, if the pod holds any. Raises CNIError 11
+    if a wait may help, 120 if the pod does not hold the HCA, and 7 otherwise. The error has a
+    reason for each master.
     """
     refusals: list[CNIError] = []
     for name in options.masters or _given_parents(route, paths, options, match):

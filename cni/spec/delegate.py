@@ -39,7 +39,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before a fork, not
 
 
 class _Misbehaves(Exception):
-    """An error of a delegate. The text follows the delegate's name."""
+    """An error of a delegate. In the error, the text comes after the delegate's name."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)

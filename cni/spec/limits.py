@@ -116,7 +116,9 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
 
 
 def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
-    """Parts of the JSON text without strings, each with the number of strings that end there."""
+    """Yield parts of the JSON text with all strings cut out, each with the number of strings that
+    ended in the part.
+    """
     in_string = False
     rest = b""
     for start in range(0, len(raw), size):

@@ -1,7 +1,7 @@
 """Notes of a call, for the runtime's log.
 
-A process of one call writes notes to standard error. An agent collects the notes, and the call's
-launcher writes the notes to standard error.
+A process that serves one call writes its notes to standard error. An agent collects the notes, and
+the call's launcher writes the notes to standard error.
 """
 
 import sys

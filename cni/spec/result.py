@@ -163,7 +163,10 @@ class _ResultCounts(_ResultVersion):
 
 
 def encode(result: Result, version: str) -> bytes:
-    """The result as JSON of `version`. Raises CNIError 7 if `version` needs an address."""
+    """The result as JSON of `version`.
+
+    Raises CNIError 7 if `version` needs an address and the result has none.
+    """
     return msgspec.json.encode(to_document(result, version))
 
 

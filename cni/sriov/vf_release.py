@@ -1,8 +1,8 @@
 """Restores a device in a DEL: its RDMA devices, its interface, then its PF's settings.
 
 The settings come last, because a pod must not lose its VLAN and get into another network. Another
-pod may get a released device at once. So the device leaves the journal's entry under the same lock.
-Later calls for the entry do not touch the device.
+pod may get a released device at once. So the DEL removes the device from the journal's entry while
+it holds the device's lock. Later calls for the entry do not touch the device.
 """
 
 from collections.abc import Sequence
@@ -140,7 +140,10 @@ class _Restoration(NamedTuple):
             raise HostError(f"device {device} has no interface, although its driver is bound")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
-        """Bind the driver, which makes a new device. Raises HostError if `awaited` may return."""
+        """Bind the driver, which makes a new device.
+
+        Raises HostError while the interface `awaited` may still come back to the host.
+        """
         if awaited:
             await_return(self.journal, self.entry, awaited)
         note(f"device {self.record.device} has no {missing}: binding its driver again")

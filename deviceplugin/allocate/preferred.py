@@ -183,7 +183,11 @@ class _PreferenceSearch:
         return gpus
 
     def _balanced(self, size: int) -> Iterator[str]:
-        """Choose one id at a time: unused HCAs first, near the GPUs, from the switches in turn."""
+        """Choose one id at a time.
+
+        An HCA that the container does not have comes first, then the nearest HCA to the GPUs, then
+        the next switch.
+        """
         nearest = {
             place: min((self._cost(place, gpu) for gpu in self._gpus), default=0)
             for place in self._free
@@ -278,7 +282,8 @@ def _hungarian(table: Sequence[Sequence[int]]) -> dict[int, int]:
     """Assign a column to each row at the least total cost (algorithm of Jonker and Volgenant).
 
     The table has at least as many columns as rows. Each step adds one row by a shortest augmenting
-    path, so earlier rows may move to other columns. Index 0 means "no row" or "no column".
+    path, so earlier rows may move to other columns. In the internal lists, rows and columns count
+    from 1, and 0 means none.
     """
     rows, columns = len(table), len(table[0])
     of_row = [0] * (rows + 1)

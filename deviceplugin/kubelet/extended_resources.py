@@ -1,4 +1,4 @@
-"""The kubelet's rules for extended resources: valid names, and the most ids of a resource."""
+"""The kubelet's rules for extended resources: valid names, and the maximum number of ids."""
 
 import re
 

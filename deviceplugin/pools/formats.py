@@ -1,9 +1,9 @@
 """Reads the configuration in any of its three formats.
 
 `pools` is our own key. `configList` is from the Mellanox shared plugin, and `resourceList` from the
-SR-IOV plugin. A file may have all three. Keys of the two plugins match in upper and lower case, as
-in their Go decoder. This module rejects a file that one of the plugins rejects, and an unsupported
-key that would change a pod's devices.
+SR-IOV plugin. A file may have all three. The keys of the two plugins may be written in any case, as
+their Go decoder allows. This module rejects a file that one of the plugins rejects, and an
+unsupported key that would change a pod's devices.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
 sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their READMEs.
@@ -284,7 +284,7 @@ def _selectors(
 ) -> tuple[Selector, ...]:
     if isinstance(value, list):
         if foreign and not value:
-            raise DocumentError(f"{where}: is empty: write {{}} for every network function")
+            raise DocumentError(f"{where}: is empty: to select all network functions, write {{}}")
         items = [(item, f"{where}[{number}]") for number, item in enumerate(value)]
     elif isinstance(value, dict):
         items = [(value, where)]
@@ -297,7 +297,7 @@ def _selectors(
 
 
 def _supported(value: object, where: str) -> object:
-    """The selector without the keys of _UNSUPPORTED, which must have empty values."""
+    """Remove the keys of _UNSUPPORTED. Raises DocumentError if one of them has a value."""
     kept = dict(documents.mapping(value, where))
     for key, reason in _UNSUPPORTED.items():
         for written in [name for name in kept if name.lower() == key.lower()]:

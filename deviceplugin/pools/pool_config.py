@@ -58,7 +58,7 @@ class DevicePluginConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_gpu_limits(self) -> bool:
-        """Whether containers may get parts of GPUs, which have limits."""
+        """Whether a pool offers parts of GPUs with limits."""
         return any(pool.mode != "replicas" for pool in self.gpus)
 
 

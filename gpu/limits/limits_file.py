@@ -182,7 +182,7 @@ class LimitsFile:
     def _read(self, offset: int, size: int) -> bytes:
         content = os.pread(self._descriptor, size, offset)
         if len(content) != size:
-            raise LimitsInvalid("limits: the file is shorter than before")
+            raise LimitsInvalid("the group's file limits was truncated while it was open")
         return content
 
 

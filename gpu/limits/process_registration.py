@@ -1,8 +1,8 @@
 """Registers the processes of groups, and marks ended processes dead in `limits`.
 
 The kernel identifies the process that connects to a group's socket (SO_PEERCRED and a pidfd). The
-container of the process must hold the group. Backlog, number of clients and rate are per group, so
-no group can delay another group. gpu/shim/layout.h describes the protocol.
+process must run in the group's container. Backlog, number of clients and rate are per group, so no
+group can delay another group. gpu/shim/layout.h describes the protocol.
 """
 
 import logging

@@ -35,7 +35,10 @@ class Holders:
             return [self._tenant(group) for group in dict.fromkeys(groups)]
 
     def starts(self, group: str, rows: Sequence[PodDevices]) -> None:
-        """Record a container's start. The ledger must have its group before the next call."""
+        """Record a container's start.
+
+        The caller must write the container's group into the ledger before the next call.
+        """
         row = rows[0]
         pod = Pod(row.namespace, row.name, row.uid)
         tenant = Tenant(group=group, pod=pod, container=row.container)

@@ -51,7 +51,7 @@ class ReplicaService(ServedPool):
     ) -> bool:
         """Replace the pool and its GPUs. Returns True if the kubelet must get a new list.
 
-        Held ids are listed as healthy if `expected` has the address of their GPU.
+        A held id stays healthy despite a fault if `expected` has the address of its GPU.
         """
         count = min(config.replicas, MOST_IDS // max(len(gpus), 1))
         self.problem = None

@@ -25,7 +25,7 @@ _Key = tuple[str, int, int]  # group, slot, registration
 
 
 class Overheads:
-    """Measures overheads. One thread may use it."""
+    """Measures overheads. Only one thread may use an object."""
 
     def __init__(self) -> None:
         self._measured: dict[_Key, deque[int]] = {}

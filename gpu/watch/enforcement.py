@@ -44,7 +44,10 @@ class OverUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Enforcement:
-    """Calls `report` when an over-use begins and after each kill. One thread may use it."""
+    """Calls `report` when an over-use begins and after each kill.
+
+    Only one thread may use an object.
+    """
 
     def __init__(
         self,

@@ -208,7 +208,9 @@ class Routes:
         return msgspec.structs.replace(hop, priority=priority)
 
     def _of(self, hop: Hop, gateway: str | None) -> tuple[int, set[int]]:
-        """The family of a route, and the priorities of routes to its destination in its table."""
+        """The family of the route `hop`, and the priorities of other routes with the same
+        destination and table.
+        """
         destination = address_text.network(hop.destination)
         family = AF_INET6 if destination.version == 6 else AF_INET
         via = address_text.address(gateway) if gateway else None

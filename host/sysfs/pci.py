@@ -168,7 +168,10 @@ def of_netdev(paths: Paths, netdev: str) -> Function | None:
 
 
 def holder_of_rdma(paths: Paths, rdma: str) -> str:
-    """The address of an RDMA device's function, or of its netdev's for Soft-RoCE; "" if none."""
+    """The address of an RDMA device's function.
+
+    For Soft-RoCE, the address of the netdev's function. Returns "" if there is none.
+    """
     device = _rdma(paths, rdma)
     if _is_virtual(device):
         netdev = _netdev_of_soft(device)

@@ -168,8 +168,9 @@ class Upkeep:
 
 
 def _look_every(pool: AddressPool | None) -> float:
-    """One second for each block that can be leased before the pool is scarce. All nodes with a
-    block of the pool together read the pool at most ten times a second."""
+    """The seconds between two reads of the pool: one for each block that can be leased before the
+    pool is scarce. All nodes with a block of the pool together read the pool at most ten times a
+    second."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least

@@ -223,8 +223,10 @@ def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
 
 
 def address_pool(pool: NvPool) -> AddressPool:
-    """The AddressPool of a pool. Raises CNIError 7. A block has the size of a CIDRPool's prefix, or
-    of an IPPool's block rounded down to a power of two."""
+    """The AddressPool for nv-ipam's `pool`.
+
+    Raises CNIError 7. A block has the size of a CIDRPool's prefix, or of an IPPool's block rounded
+    down to a power of two."""
     found = node_pool(pool)
     network = parse_interface(found.network)[1]
     is_prefix = isinstance(pool, NvCIDRPool)

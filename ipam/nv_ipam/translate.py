@@ -237,8 +237,8 @@ def translate(
     if known is None or why:
         raise CNIError(
             Code.TRY_AGAIN,
-            f'{why}: nothing was reserved; set "ipam.nv_ipam": true in config.yaml (ipam.nv_ipam '
-            "of the chart), or read the reason in the agent's log",
+            f'{why}: nothing was reserved; check that "ipam.nv_ipam" is true in config.yaml '
+            "(ipam.nv_ipam of the chart), and read the agent's log",
         )
     asked = read_options(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]
@@ -348,7 +348,10 @@ def _range(
 
 
 def prefixes_of(pool: NodePool) -> Iterator[Network]:
-    """An IPPool's subnet, or the node's prefix of a CIDRPool, or the lowest free prefixes."""
+    """An IPPool's subnet, or the node's prefix of a CIDRPool.
+
+    Without such a prefix, the lowest free prefixes.
+    """
     whole = pool.subnet
     if pool.own or not pool.prefix:
         return iter((parse_interface(pool.own)[1] if pool.own else whole,))

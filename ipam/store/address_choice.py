@@ -191,8 +191,8 @@ class Chooser:
                         Code.NOT_ALLOWED,
                         f"{first.why_private} makes {first} a private range, but another "
                         f"network on the same link ({self._segment}) uses these addresses: "
-                        "remove the option, or ask the administrator for a rule of this "
-                        'namespace with "set.private_ranges": [true]',
+                        "remove the option, or ask the administrator for a FabricPolicy rule "
+                        'for this namespace with "set.private_ranges": [true]',
                     )
 
     def _require_quota(self, reserved: Sequence[ReservedAddress]) -> None:
