@@ -1,8 +1,5 @@
-/*
- * cuGetProcAddress, from which the CUDA runtime gets every function of the driver (since 11.3). The
- * shim passes the arguments on. If the returned address has a hook, the shim returns the hook's address
- * instead. So the shim needs no table of names, versions and flags.
- */
+/* cuGetProcAddress, from which the CUDA runtime gets every function of the driver (since 11.3). If an
+   address from the driver has a hook, the shim returns the hook's address instead. */
 #include "hooks.h"
 
 #include <pthread.h>

@@ -5,7 +5,6 @@
 
 enum { ARRAY_GRANULE = 64 << 10 };
 
-/* The bits of an element. */
 struct format {
     short format, channel_bits, element_bits; /* element_bits is 0 unless the format fixes the channels */
     short block; /* the width and height of a block of element_bits */
@@ -81,7 +80,7 @@ static uint64_t array_bytes(const struct cu_array_3d *array, unsigned levels)
     return bytes > UINT64_MAX ? UINT64_MAX : (uint64_t)bytes;
 }
 
-/* Create an array. If a pointer is missing, the driver returns the error. */
+/* If a pointer is missing, the driver returns the error. */
 #define CREATE(ABI, LEVELS, ...)                                              \
     if (!array || !description)                                               \
         return REAL(hook, ABI)(ARGS_##ABI);                                   \

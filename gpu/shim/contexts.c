@@ -1,8 +1,5 @@
-/*
- * Contexts. No call reports the memory of a process' first context (CUDA's own memory, and the code of
- * modules). The agent measures this memory; until then a number from `limits` counts. When a context is
- * destroyed, the driver frees its allocations.
- */
+/* Contexts. No call reports the memory of a process' first context. The agent measures this memory.
+   Until then a number from `limits` counts. */
 #include "devices.h"
 #include "driver.h"
 #include "gate.h"
@@ -40,8 +37,7 @@ static bool drop(struct entry *entry, void *with)
     return false;
 }
 
-/* Release the allocations of a destroyed context. NULL: the process has no context any more, so release
-   all, also those in green contexts, which are not recorded. */
+/* NULL: the process has no context any more. Only then are allocations in green contexts released. */
 static void drop_allocations(void *context)
 {
     struct dropping dropping = {.context = (uintptr_t)context};

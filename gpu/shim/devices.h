@@ -31,7 +31,6 @@ bool is_capturing(void *stream);
 int begin_own_calls(void);
 void end_own_calls(int mode);
 
-/* Release unused memory of pools and graphs. */
 void trim_pools(void);
 void trim_graphs(void);
 
@@ -52,12 +51,10 @@ void note_captured(void *stream, uint64_t bytes);
 /* Count again what pools reserve: freed memory leaves a pool later, in the stream's order. */
 void settle_pools(void);
 
-/* Count bytes at a place; release unused memory if they do not fit. False: they do not fit; counts
-   the denial. */
+/* Count bytes. If they do not fit, release unused memory. False: they still do not fit. */
 bool charge(enum place place, uint64_t bytes);
 
-/* Before an allocation: count the bytes of the entry at the current context's place. After it: record
-   the entry under its key, or count its bytes no more. */
+/* Before an allocation: count the entry's bytes. After it: record the entry, or release its bytes. */
 int begin_allocation(struct entry *entry);
 int finish_allocation(int result, struct entry *entry, uint64_t key);
 

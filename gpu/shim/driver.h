@@ -1,8 +1,6 @@
-/*
- * The part of the CUDA driver API that the shim uses, in plain C types, so the build needs no CUDA
- * header. CUdeviceptr and CUmemGenericAllocationHandle are uint64_t, CUdevice is int, other handles are
- * void *. Source: cuda.h of CUDA 12.9 and 13.5.
- */
+/* The part of the CUDA driver API that the shim uses, in plain C types. CUdeviceptr and
+   CUmemGenericAllocationHandle are uint64_t, CUdevice is int, other handles are void *.
+   Source: cuda.h of CUDA 12.9 and 13.5. */
 #ifndef PODFABRIC_GPU_DRIVER_H
 #define PODFABRIC_GPU_DRIVER_H
 

@@ -1,7 +1,4 @@
-/*
- * Estimates of the GPU time of kernels and graphs, from the measured times of earlier launches. The
- * gate charges an estimate for each launch.
- */
+/* Estimates of the GPU time of kernels and graphs, from the measured times of earlier launches. */
 #define _GNU_SOURCE
 #include "gate.h"
 
@@ -180,8 +177,7 @@ static uint64_t unpaid(struct estimate *estimate, uint64_t ns)
     return launches < LONGEST / (ns - UNKNOWN) ? launches * (ns - UNKNOWN) : LONGEST;
 }
 
-/* The first measurement alone gives no estimate: the driver may have loaded the function's code between
-   its events. The second one also charges the launches before it, which may be a queue of long kernels. */
+/* The first measurement alone gives no estimate: the driver may have loaded code between its events. */
 uint64_t estimate_measured(struct estimate *estimate, const void *what, uint64_t ns)
 {
     if (!estimate || LOAD(estimate->what) != what)

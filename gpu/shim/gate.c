@@ -86,8 +86,7 @@ static uint64_t latest(const struct pf_gpu_limit *limit, uint64_t now)
     return now + within(LOAD(limit->most_debt_ns), 0, MOST_NS);
 }
 
-/* The earliest base for a payment. An idle group may use one burst at once. A group with unfinished
-   work was delayed by other groups and may catch up. */
+/* The earliest base for a payment. A group with unfinished work was delayed by other groups. */
 static uint64_t not_before(const struct gate_launch *launch, uint64_t now)
 {
     uint64_t held = LOAD(launch->gpu->backlogged_at); /* of any process of the group */
@@ -98,7 +97,6 @@ static uint64_t not_before(const struct gate_launch *launch, uint64_t now)
     return now > before ? now - before : 0;
 }
 
-/* Move `tat` by GPU time, which may be negative. */
 static void move_tat(struct pf_gpu *gpu, int64_t gpu_ns, uint64_t share)
 {
     uint64_t size = within(gpu_ns < 0 ? -(uint64_t)gpu_ns : (uint64_t)gpu_ns, 0, MOST_NS);
@@ -112,8 +110,7 @@ static void move_tat(struct pf_gpu *gpu, int64_t gpu_ns, uint64_t share)
     }
 }
 
-/* Apply the agent's settlement. The thread that records the change applies it; a kill in between loses
-   it. */
+/* The thread that records a settlement applies it. A kill in between loses the settlement. */
 static void follow_settled(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t share)
 {
     int64_t settled = LOAD(limit->settled_ns), before = LOAD(gpu->settled_ns);
@@ -169,7 +166,6 @@ struct gate_time gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gp
     return before.time;
 }
 
-/* Wait until `then`, for at most PIECE_NS. */
 static void wait_for(uint64_t then, uint64_t now)
 {
     if (then - now < SPIN_NS)
@@ -178,7 +174,7 @@ static void wait_for(uint64_t then, uint64_t now)
         sleep_until(then - now < PIECE_NS ? then : now + PIECE_NS);
 }
 
-/* Wait and count the wait, since the agent reads it meanwhile. Returns the time. */
+/* Count each piece of a wait, since the agent reads the sum meanwhile. Returns the time. */
 static uint64_t wait_piece(struct pf_gpu *gpu, uint64_t then, uint64_t now)
 {
     STORE(gpu->backlogged_at, now);
@@ -190,7 +186,6 @@ static uint64_t wait_piece(struct pf_gpu *gpu, uint64_t then, uint64_t now)
     return later;
 }
 
-/* Wait until the group may pay, and pay. Returns the time. */
 static uint64_t wait_and_pay(struct gate_launch *launch, uint64_t earliest, uint64_t now)
 {
     uint64_t then;
@@ -202,8 +197,7 @@ static uint64_t wait_and_pay(struct gate_launch *launch, uint64_t earliest, uint
     return now;
 }
 
-/* The longest wait for earlier launches in the stream: the cost if the estimate is too small by the
-   largest kappa. The earlier launches may depend on this one, so the wait has an end. */
+/* The wait for earlier launches in the stream must end, because they may depend on this one. */
 static uint64_t patience(const struct gate_launch *launch)
 {
     uint64_t most = launch->time.ns * (MOST_KAPPA / KAPPA_ONE) * GATE_WHOLE / share_of(launch->limit);
@@ -218,8 +212,6 @@ static bool must_wait_for_others(const struct gate_launch *launch, uint64_t wait
             (waited < patience(launch) && timings_queue(launch->stream, QUEUE_NS)));
 }
 
-/* Wait until the first launches of the function are measured, and until the stream has little work.
-   Returns the time. */
 static uint64_t wait_for_others(struct gate_launch *launch, uint64_t now)
 {
     uint64_t began = now;

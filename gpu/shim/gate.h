@@ -1,16 +1,12 @@
-/*
- * Compute shares: the gate delays a group's launches so that the group gets its share of a GPU's time.
- * It is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A launch costs
- * the estimated time of its kernel or graph (estimates.c), times kappa, divided by the share. The cost
- * moves the group's theoretical arrival time (`tat` in the region). A launch waits while `tat` is in
- * the future. So a kernel may be longer than the burst, and the next launches pay for the excess.
- *
- * Queued launches cannot be recalled. So a launch also waits while its stream has much unfinished work
- * of this process, which limits the effect of estimates that are too small. This wait costs no share.
- *
- * Several threads may use the gate. No thread holds a lock while it waits, and a killed thread leaves
- * no state that other threads wait for.
- */
+/* Compute shares: the gate delays a group's launches so that the group gets its share of a GPU's time.
+   It is the generic cell rate algorithm (ITU-T I.371) with GPU time in place of cells. A launch costs
+   its estimated GPU time, times kappa, divided by the share. The cost moves the group's theoretical
+   arrival time (`tat` in the region). A launch waits while `tat` is in the future.
+
+   Queued launches cannot be recalled. So a launch also waits while its stream has much unfinished work
+   of this process. This wait limits the effect of estimates that are too small.
+
+   No thread holds a lock while it waits. A killed thread leaves nothing that other threads wait for. */
 #ifndef PODFABRIC_GPU_GATE_H
 #define PODFABRIC_GPU_GATE_H
 
@@ -56,7 +52,7 @@ static inline void gate_before(struct gate_launch *launch)
         gate_admit(launch);
 }
 
-/* Finish the launch after the driver's result, which is returned. A failed launch is not timed. */
+/* Returns the driver's result. A failed launch is not timed. */
 static inline int gate_after(struct gate_launch *launch, int result)
 {
     if (__builtin_expect(launch->start != NULL, 0))
@@ -82,9 +78,8 @@ uint64_t gate_now(void);
 /* Charge the group for GPU time beyond earlier estimates, without waiting. Returns the payment. */
 struct gate_time gate_charge(const struct pf_gpu_limit *limit, struct pf_gpu *gpu, uint64_t gpu_ns);
 
-/* estimates.c: the GPU time of kernels and graphs as this process measured it, by function or
-   executable graph. A measured time includes the time slices of other containers, and before the first
-   launch the driver may load code. So an estimate is the lower quartile of the last measurements. */
+/* estimates.c: a measured GPU time includes the time slices of other containers, and maybe the loading
+   of code. So an estimate is the lower quartile of the last measurements. */
 
 /* Find or make an estimate. NULL: no memory, or `what` is NULL. */
 struct estimate *estimate_of(enum gate_kind kind, void *what);
@@ -92,27 +87,22 @@ struct estimate *estimate_of(enum gate_kind kind, void *what);
 /* GPU time of one launch, ns. */
 uint64_t estimate_ns(const struct estimate *estimate);
 
-/* Whether launches must not wait: NCCL's kernels. Each rank of a collective spins on its GPU until all
-   ranks have begun. */
+/* NCCL's kernels must not wait: each rank spins on its GPU until all ranks have begun. */
 bool estimate_is_spared(const struct estimate *estimate);
 
-/* Whether launches should wait for the first measurement, since a timing runs. Otherwise a program could
-   queue a thousand long kernels at the price of short ones. */
+/* Whether to wait for the first measurement: long kernels must not pay like short ones. */
 bool estimate_is_due(const struct estimate *estimate);
 
 /* Count a launch that has paid. Returns whether to time it. */
 bool estimate_counts(struct estimate *estimate);
 
-/* A timing for `what` begins or ends. */
 void estimate_timing_begins(struct estimate *estimate, const void *what);
 void estimate_timing_ends(struct estimate *estimate, const void *what);
 
-/* Add a measurement; one thread at a time. Returns the GPU time that earlier launches used beyond their
-   payments, in ns. */
+/* One thread at a time. Returns the ns that earlier launches used beyond their payments. */
 uint64_t estimate_measured(struct estimate *estimate, const void *what, uint64_t ns);
 
-/* timings.c times launches with two events in their stream, which also shows what is unfinished. A
-   timing also covers the launches since the timed launch before it. */
+/* timings.c times launches with two events in their stream, which also shows what is unfinished. */
 
 /* Count a launch. If it is to be timed, record the event `launch->start`. */
 void timing_begin(struct gate_launch *launch);

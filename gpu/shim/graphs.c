@@ -1,9 +1,6 @@
-/*
- * Memory that graphs allocate. The driver reserves this memory when a graph is first uploaded or
- * launched, and keeps it for all graphs of the process. So the shim adds up the allocations of a graph's
- * nodes. Before a launch the shim counts the possible growth. After the launch it counts the driver's
- * figure.
- */
+/* Memory that graphs allocate. The driver reserves this memory when a graph is first uploaded or
+   launched, and keeps it for all graphs of the process. Before a launch the shim counts the possible
+   growth by the allocations of the graph's nodes. After the launch it counts the driver's figure. */
 #include "devices.h"
 #include "gate.h"
 #include "group.h"
@@ -11,7 +8,6 @@
 #include "old_glibc.h"
 #include "process.h"
 
-/* Whether any graph of the process has a node that allocates. */
 static bool graphs_allocate(void)
 {
     return process && atomic_load_explicit(&process->graph_allocates, memory_order_relaxed);
@@ -38,7 +34,6 @@ static bool asks(enum table_kind kind, const void *graph, struct entry *entry)
     return graphs_allocate() && table_get(kind, (uintptr_t)graph, entry);
 }
 
-/* Add the allocations of one graph's nodes to another graph. */
 static void add_graph(enum table_kind kind, const void *to, const void *from)
 {
     struct entry entry;
@@ -121,9 +116,8 @@ static void finish(uint64_t expected)
     pthread_mutex_unlock(&process->graph_lock);
 }
 
-/* Before an upload or launch: count its possible growth. Trimming may release the graph's own memory, so
-   the growth is computed again after it. False: it does not fit. Otherwise `graph_lock` is held until
-   `finish`, so that no other thread uses or trims the memory. */
+/* Trimming may release the graph's own memory, so the growth is computed again. Returns true with
+   `graph_lock` held, so that no other thread uses or trims the memory before `finish`. */
 static bool begin(enum table_kind kind, const void *graph, uint64_t *expected)
 {
     pthread_mutex_lock(&process->graph_lock);

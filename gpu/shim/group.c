@@ -1,7 +1,4 @@
-/*
- * The account of the group: locks `region`, counts the memory of the group's processes, and compares
- * the sum with the limit.
- */
+/* Locks `region` and counts the memory of the group's processes. */
 #define _GNU_SOURCE
 #include "group.h"
 
@@ -39,9 +36,8 @@ static void refresh_limits(void)
         slots_recompute();
 }
 
-/* The holder needs the lock for less than a millisecond. A timeout means that the holder is stopped or
-   the tenant wrote over the lock; then the next wait is short. The wait is in pieces, since the clock may
-   be set. */
+/* A timeout means that the holder is stopped, or that the tenant wrote over the lock. Later waits are
+   short then. A wait is in pieces, since the clock may be set. */
 static int wait_for_lock(pthread_mutex_t *mutex)
 {
     int error = ETIMEDOUT, most = process->lock_is_stuck ? PIECE_MS : PF_PATIENCE_MS;
@@ -128,7 +124,6 @@ static void subtract(uint64_t bytes)
     *used -= bytes < *used ? bytes : *used;
 }
 
-/* Count the bytes that could not be counted earlier without the lock. */
 static void count_uncounted(void)
 {
     if (atomic_load_explicit(&process->uncounted, memory_order_relaxed) == 0)
@@ -141,8 +136,7 @@ static void count_uncounted(void)
         subtract((uint64_t)-bytes);
 }
 
-/* Take the mutex with this process' own slot. The agent may have freed the slot of a process that it took
-   for dead, and a tenant can write over it. */
+/* The agent may have freed the slot of a process that it took for dead. A tenant can write over it. */
 static bool enter(void)
 {
     for (int attempt = 0; attempt < 2; attempt++) {

@@ -1,7 +1,5 @@
-/*
- * The group's account: the memory that its processes have allocated, and its limits (layout.h). A process
- * opens the files and takes a slot at its first cuInit, or after a fork at the first call that needs one.
- */
+/* The group's account: the memory that its processes have allocated, and its limits (layout.h). A
+   process joins at its first cuInit, or after a fork at the first call that needs a slot. */
 #ifndef PODFABRIC_GPU_GROUP_H
 #define PODFABRIC_GPU_GROUP_H
 
@@ -26,9 +24,7 @@ bool group_has_gpu(const uint8_t uuid[16]);
 /* Count bytes before they are allocated. False: they do not fit. */
 bool group_charge(uint64_t bytes);
 
-/* Count a refused allocation. */
 void group_denied(void);
-
 void group_release(uint64_t bytes);
 
 /* Replace counted bytes by the actual bytes, even if they do not fit. Returns whether they fit. */

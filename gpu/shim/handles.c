@@ -1,8 +1,5 @@
-/*
- * Physical memory by handle (virtual memory management). The properties of cuMemCreate name the device;
- * the current context does not matter. The memory is free after as many releases as creations, retains
- * and imports, when no address maps it any more.
- */
+/* Physical memory by handle. The memory is free after as many releases as creations, retains and
+   imports, when no address maps it any more. */
 #include <stdlib.h>
 
 #include "devices.h"
@@ -50,7 +47,6 @@ static bool apply(struct entry *entry, void *with)
     return true;
 }
 
-/* False: the handle is unknown. */
 static bool change_handle(uint64_t handle, struct change *change)
 {
     return table_change(TABLE_HANDLE, handle, apply, change);
@@ -115,7 +111,6 @@ int on_map(const struct hook *hook, PARAMS_map)
     return result;
 }
 
-/* A mapping that is being removed, and the change of its handle. */
 struct unmapping {
     struct entry mapping;
     struct change change;

@@ -1,8 +1,5 @@
-/*
- * The table of hooks: each exported name that the shim replaces, its parameters, and the function that
- * acts in its place. stubs.c makes an exported function and an entry of `hooks` from each row. Other
- * names reach the driver directly. A new version of a function needs a row, and maybe parameters.
- */
+/* The table of hooks: each exported name that the shim replaces, its parameters, and the function
+   that acts in its place. stubs.c makes an exported function and an entry of `hooks` from each row. */
 #ifndef PODFABRIC_GPU_HOOKS_H
 #define PODFABRIC_GPU_HOOKS_H
 
@@ -221,7 +218,6 @@ extern struct hook hooks[HOOK_COUNT];
 HOOKS(HOOK)
 #undef HOOK
 
-/* Call the real function of a hook. */
 #define REAL(HOOK, ABI) ((int (*)(PARAMS_##ABI))(HOOK)->real)
 
 /* A hook that calls the driver and records the result. */

@@ -2,20 +2,17 @@
  * The two files that the agent and the shims of a group share, and the messages of the agent's
  * socket. A group is the processes of one container, which has a share of one GPU.
  *
- *   limits  The agent writes and the container reads it (a read-only mount): the group's limits,
- *           and the agent's entries for its processes.
- *   region  The shims write it (a read-write mount): the allocations of each process. The tenant can
- *           write anything here. So the agent takes no lock in it and reads it with pread(2): a
- *           mapping would cause SIGBUS if the tenant truncated the file.
+ *   limits  The agent writes this file. The container has a read-only mount.
+ *   region  The shims write this file. The tenant can write anything here. So the agent takes no lock
+ *           in it and reads it with pread(2). A mapping would cause SIGBUS after a truncation.
  *
  * The agent enters dead processes and the measured size of contexts in `limits`. The next shim that
  * counts applies them to `region`. The used bytes are the sum, over the used slots, of
  *
  *   data_bytes + (measured ? overhead_bytes of `limits` : context_bytes)
  *
- * All numbers are little-endian. Both files have exactly the size of their struct. They are on a
- * tmpfs. The agent makes them with their full content before the container starts, and never replaces
- * them, because a mount keeps showing its first file. With another magic, version or size, cuInit fails.
+ * All numbers are little-endian. The agent makes both files in full before the container starts. It
+ * never replaces them, because a mount keeps showing its first file.
  */
 #ifndef PODFABRIC_GPU_LAYOUT_H
 #define PODFABRIC_GPU_LAYOUT_H
@@ -51,8 +48,7 @@ struct pf_gpu_limit {
     uint64_t most_debt_ns;  /* the most by which `tat` is in the future */
     uint32_t share;         /* of the GPU's time, in 1/10000; 10000: launches are not delayed */
     uint32_t kappa;         /* factor of estimated costs: 16.16 fixed point */
-    int64_t settled_ns;     /* GPU time to pay in addition to launches, since the files were made;
-                               negative: a refund. A change moves `tat` once */
+    int64_t settled_ns;     /* GPU time to pay besides launches, in total; negative: a refund */
 };
 
 enum pf_process_state {
@@ -64,19 +60,15 @@ enum pf_process_state {
 /* The agent's entry for the process in the slot of the same index. */
 struct pf_process {
     uint64_t registration; /* as answered; an entry with another number than the slot's is ignored */
-    uint64_t start_time;   /* /proc/HOST_PID/stat, field 22, clock ticks: shows the next agent whether
-                              the pid is still of that process */
+    uint64_t start_time;   /* /proc/HOST_PID/stat, field 22, clock ticks: pids are reused */
     uint32_t host_pid;     /* in the agent's pid namespace */
     uint32_t state;        /* enum pf_process_state */
     uint64_t overhead_bytes; /* the driver's figure minus data_bytes, at least 0; or PF_NOT_MEASURED */
 };
 
-/*
- * Readers copy the file while `sequence` is even and unchanged. The agent writes an odd sequence, the
- * changes, and the next even sequence, each with pwrite(2), which holds the inode's lock and so orders
- * the writes on every architecture. Readers do not wait for an agent that died in between: they keep
- * their copy, and a process without a copy is refused. The next agent writes the file again.
- */
+/* Readers copy the file while `sequence` is even and unchanged. The agent writes an odd sequence, the
+   changes, and the next even sequence, each with pwrite(2). The inode's lock orders these writes on
+   every architecture. If the agent dies in between, readers keep their earlier copy. */
 struct pf_limits {
     uint64_t magic;        /* PF_LIMITS_MAGIC */
     uint32_t version;      /* PF_VERSION */
@@ -103,8 +95,7 @@ struct pf_gpu {
     uint64_t longest_ns;    /* the largest estimate of a kernel or graph (d_f) in the last 30 s */
     uint64_t longest_at;    /* the time of longest_ns */
     int64_t settled_ns;     /* the part of settled_ns of `limits` that `tat` includes */
-    /* GPU time of all launches that paid, and of the finished ones: as estimated, and as paid (times
-       kappa; less if most_debt_ns was reached). */
+    /* GPU time of launches: as estimated, and as paid (times kappa; most_debt_ns may cut it). */
     uint64_t launched_ns;
     uint64_t paid_ns;
 
@@ -113,7 +104,7 @@ struct pf_gpu {
     uint64_t throttled;   /* launches that waited */
     uint64_t wait_ns;     /* the sum of all waits */
     uint64_t last_launch; /* CLOCK_MONOTONIC_COARSE, ns; 0: never */
-    uint64_t finished_ns; /* see launched_ns */
+    uint64_t finished_ns; /* the finished part of launched_ns */
     uint64_t paid_finished_ns;
     uint64_t reserved_counters[2];
 };
@@ -163,16 +154,13 @@ struct pf_region {
 
 /* ---- the agent's socket ------------------------------------------------------------------ */
 
-/*
- * SOCK_SEQPACKET, one request and one answer, then both sides close. A process registers at its first
- * cuInit: it takes a free slot in `region` and sends the slot's index. The agent gets the host's pid
- * from SO_PEERCRED, finds the container by the cgroup, and so the group. It opens a pidfd, writes
- * limits.process[slot] (host pid, ALIVE, not measured), and answers. When the process ends, the agent
- * writes DEAD with the same registration.
- *
- * Without an agent the kernel refuses or closes the connection at once. An agent on a busy node may be
- * slow, so the shim waits up to PF_PATIENCE_MS to connect and for the answer.
- */
+/* SOCK_SEQPACKET, one request and one answer, then both sides close. A process registers at its first
+   cuInit: it takes a free slot in `region` and sends the slot's index. The agent gets the host's pid
+   from SO_PEERCRED and finds the group by the cgroup. It opens a pidfd, writes limits.process[slot]
+   (ALIVE, not measured), and answers. When the process ends, the agent writes DEAD with the same
+   registration. */
+
+/* The longest wait to connect and for the answer: an agent on a busy node may be slow. */
 #ifndef PF_PATIENCE_MS
 #define PF_PATIENCE_MS 30000
 #endif

@@ -1,10 +1,5 @@
-/*
- * The exports of libnvidia-ml.so.1 that the shim replaces: the memory of a GPU, as the group may use it.
- * So nvidia-smi and frameworks that size their memory by NVML agree with cuMemGetInfo. All other
- * functions are those of the real library. This file limits nothing, because NVML allocates no memory.
- *
- * Structures as in nvml.h of driver 615 and in nvidia-ml-py 13.615.
- */
+/* The exports of libnvidia-ml.so.1 that the shim replaces, so that NVML agrees with cuMemGetInfo.
+   Structures as in nvml.h of driver 615 and in nvidia-ml-py 13.615. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,5 @@
-/*
- * Containers have their own glibc, 2.17 or later. A build with a newer glibc would require the symbol
- * versions that these functions got when they moved into libc.so.6 (2.34). This file selects the first
- * versions, which still exist.
- */
+/* Containers have their own glibc, 2.17 or later. A build with glibc 2.34 or later would require
+   newer versions of these symbols. This file selects the first versions, which still exist. */
 #ifndef PODFABRIC_GPU_OLD_GLIBC_H
 #define PODFABRIC_GPU_OLD_GLIBC_H
 

@@ -1,9 +1,6 @@
-/*
- * Memory pools. A pool takes memory from the GPU in large pieces and keeps freed pieces. So the shim
- * counts the memory that a pool reserves, as the driver reports it. Before an allocation the shim counts
- * the possible growth of the pool, and after it the actual growth. If several threads allocate at the
- * same time, the actual growth is at most the sum of their counts, and counts once.
- */
+/* Memory pools. A pool takes memory from the GPU in large pieces and keeps freed pieces. So the shim
+   counts the memory that the driver reports as reserved. Before an allocation the shim counts the
+   possible growth, and after it the actual growth, which counts once for several threads. */
 #include "devices.h"
 #include "group.h"
 #include "hooks.h"
@@ -132,9 +129,9 @@ static bool has_free(const struct entry *pool, uint64_t bytes)
     return reserved != UINT64_MAX && used < reserved && reserved - used >= bytes;
 }
 
-/* Count the possible growth of a pool for an allocation. False: it does not fit. If only the pool's own
-   free memory is enough, the lock is held until the driver is done, so that no other thread trims the
-   pool or finds the same memory. A thread that counted earlier may take it; its count makes up for it. */
+/* False: the possible growth does not fit. If only the pool's free memory is enough, the lock is held
+   until the driver is done. So no other thread trims the pool or finds the same memory. A thread
+   that counted earlier may take this memory, because its own counted bytes make up for it. */
 static bool begin_growth(struct growth *growth, uint64_t bytes)
 {
     if (growth->pool.place != OURS)

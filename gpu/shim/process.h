@@ -1,8 +1,5 @@
-/*
- * The shim's state in this process. It is in one mapping that the kernel clears in the child of a fork
- * (MADV_WIPEONFORK). So a child, even of a bare system call, starts without a slot, allocations, and
- * locked mutexes.
- */
+/* The shim's state in this process. The kernel clears this mapping in the child of a fork
+   (MADV_WIPEONFORK), even after a bare system call. So no child has its parent's slot or locks. */
 #ifndef PODFABRIC_GPU_PROCESS_H
 #define PODFABRIC_GPU_PROCESS_H
 
@@ -61,8 +58,7 @@ extern struct process *process;
 extern const struct pf_limits *limits_file;
 extern struct pf_region *region;
 
-/* The sequence number of `limits`; 0 while the agent writes. A copy is consistent if limits_are_still
-   returns true after it. */
+/* 0: the agent is writing. A copy is consistent if limits_are_still returns true after it. */
 static inline uint64_t limits_stable(void)
 {
     uint64_t sequence = __atomic_load_n(&limits_file->sequence, __ATOMIC_ACQUIRE);

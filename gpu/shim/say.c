@@ -1,4 +1,3 @@
-/* Writes a line to standard error in one write(2), and keeps errno. */
 #define _GNU_SOURCE
 #include "say.h"
 

@@ -90,7 +90,6 @@ static void free_slot(struct pf_slot *slot)
     memset(slot, 0, sizeof *slot);
 }
 
-/* Add up the slots, except those that the agent has marked dead. */
 static uint64_t sum_slots(bool dead[PF_SLOTS])
 {
     uint64_t used = 0;
@@ -110,9 +109,8 @@ static uint64_t sum_slots(bool dead[PF_SLOTS])
     return used;
 }
 
-/* Compute the used bytes from the slots and the agent's entries. The agent writes an entry at once. So if
-   it writes all the time, or died while writing, the present entries count, and the next call tries
-   again. */
+/* If the agent writes all the time, or died while it wrote, the present entries count: the
+   agent writes an entry at once. The next call tries again. */
 void slots_recompute(void)
 {
     uint64_t used, sequence;
@@ -135,7 +133,6 @@ void slots_recompute(void)
     region->applied = tries > 0 ? sequence : 0;
 }
 
-/* Free the used slots that `is_old` selects. Returns their number. */
 static unsigned free_slots(bool (*is_old)(const struct pf_slot *slot))
 {
     unsigned freed = 0;
@@ -177,8 +174,8 @@ bool slots_reap(void)
     return freed > 0;
 }
 
-/* Whether an earlier program in this process had the slot, or this copy of the shim: another thread may
-   have just taken one in place of a lost one, and the memory counts once. */
+/* Whether an earlier program in this process had the slot, or this copy of the shim. Another thread
+   may just have replaced a lost slot, and the memory counts once. */
 static bool is_earlier(const struct pf_slot *slot)
 {
     return slot->pid_namespace == process->pid_namespace && slot->pid == process->pid &&
@@ -224,7 +221,6 @@ bool slot_take(void)
     return true;
 }
 
-/* Whether this process' slot has any bytes. */
 bool slot_counts(void)
 {
     return bytes_of(&region->slot[process->slot], &limits_file->process[process->slot]) > 0;

@@ -1,10 +1,5 @@
-/*
- * The exports of libcuda.so.1: a function for each row of the table in hooks.h. The driver is loaded with
- * the shim (DT_NEEDED), so programs find its other symbols there.
- *
- * The driver and the hooks may call the driver's exports too, and such calls reach these functions again.
- * `depth` lets the calls pass: only a program's own calls count.
- */
+/* The exports of libcuda.so.1: a function for each row of the table in hooks.h. The driver is loaded
+   with the shim (DT_NEEDED), so programs find its other symbols there. */
 #include "hooks.h"
 
 #include <dlfcn.h>
@@ -17,6 +12,7 @@
 
 #define REAL_LIBRARY "libpfcuda-real.so.1"
 
+/* Above 0 the driver or a hook calls an export. Only a program's own calls count. */
 static __thread int depth __attribute__((tls_model("initial-exec")));
 
 struct driver driver;

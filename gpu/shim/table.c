@@ -50,7 +50,7 @@ static struct entry *find(const struct shard *shard, uint64_t hashed, enum table
     }
 }
 
-/* Reuse the place of an erased entry on the way. The key must not be in the table. */
+/* The key must not be in the table. */
 static void insert(struct shard *shard, const struct entry *entry)
 {
     size_t i = home(shard, hash(space(entry->kind), entry->key));
@@ -62,7 +62,6 @@ static void insert(struct shard *shard, const struct entry *entry)
     shard->live++;
 }
 
-/* Make new places, without the erased entries. */
 static bool resize(struct shard *shard)
 {
     size_t places = FIRST_PLACES, old_places = shard->places;

@@ -1,7 +1,4 @@
-/*
- * The allocations of this process by address or handle: a hash table in shards with a lock each. An entry
- * has 32 bytes; at most 85 % of the places are used. A lookup takes the same time at any size.
- */
+/* The allocations of this process by address or handle: a hash table in shards with a lock each. */
 #ifndef PODFABRIC_GPU_TABLE_H
 #define PODFABRIC_GPU_TABLE_H
 

@@ -1,7 +1,5 @@
-/*
- * Measures the GPU time of launches with CUDA events before and after each launch. Measured times
- * correct the estimates and show which launches are finished.
- */
+/* Measures the GPU time of launches with CUDA events. Measured times correct the estimates and show
+   which launches are finished. */
 #define _GNU_SOURCE
 #include "gate.h"
 
