@@ -102,9 +102,8 @@ static bool trusted(int peer, struct text *why)
     return false;
 }
 
-/* Send the request, and the namespace's descriptor with the first byte. Returns 0 or an errno, such
- * as ETIMEDOUT. EALREADY means that the agent has answered already or has gone: reading the answer
- * shows which of the two. */
+/* Returns 0 or an errno. EALREADY means that the agent has answered already or has gone. Reading the
+ * answer shows which of the two. */
 static int send_request(const struct agent *agent, int peer, const struct request *request,
                         int netns)
 {
@@ -171,8 +170,7 @@ static ssize_t receive(void *from, void *to, size_t room)
     }
 }
 
-/* Explain the failed connection. If the socket exists, an agent may come back: removing podfabric
- * from a node removes the socket. */
+/* If the socket exists, an agent may come back: removing podfabric from a node removes the socket. */
 static enum outcome unreachable(int error, struct text *why)
 {
     add(why, error == EAGAIN ? " does not take the connection" : " cannot be reached");
@@ -181,7 +179,6 @@ static enum outcome unreachable(int error, struct text *why)
     return error == EAGAIN || error == ECONNREFUSED ? AWAY : FAILED;
 }
 
-/* Send the request on a connection and read the answer. */
 static enum outcome converse(struct source *source, const struct request *request, int netns,
                              struct answer *answer, struct text *why)
 {

@@ -29,8 +29,7 @@ int64_t now(void);
 /* The events of poll(2) on the descriptor; 0 after the deadline. */
 short await(const struct agent *agent, int descriptor, short events);
 
-/* Send the request and read the answer. Without an answer, `why` gets a CNI error up to the end of
- * its message. */
+/* Without an answer, `why` gets a CNI error up to the end of its message. */
 enum outcome ask(const struct agent *agent, const struct request *request, struct answer *answer,
                  struct text *why);
 

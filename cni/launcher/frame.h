@@ -1,8 +1,5 @@
-/*
- * The messages between launcher and agent. agent/serve/framing.py describes and implements the
- * agent's side. A header is four bytes of magic and four numbers of 32 bits, most significant byte
- * first.
- */
+/* The messages between launcher and agent (agent/serve/framing.py). A header is four bytes of magic
+ * and four numbers of 32 bits, most significant byte first. */
 #ifndef PODFABRIC_FRAME_H
 #define PODFABRIC_FRAME_H
 
@@ -42,7 +39,6 @@ struct answer {
     const char *wrong;                     /* why the answer is invalid, or NULL */
 };
 
-/* The number of bytes of the configuration that the launcher sends. */
 size_t config_sent(const struct request *request);
 
 /* Write header, name and environment into `head`; false if the environment is too large. */

@@ -1,14 +1,9 @@
-/*
- * The launcher: a container runtime starts it under the name of each plugin. It sends the call to
- * this node's agent and prints the answer. It is linked statically, and reads only its environment,
- * standard input and one socket, so it starts fast and in any root file system. It answers VERSION
- * itself.
+/* The launcher: a container runtime starts it under the name of each plugin. It sends the call to
+ * this node's agent and prints the answer. It is linked statically and reads only its environment,
+ * standard input and one socket. So it starts fast, and in any root file system.
  *
  * Without an agent the launcher prints a CNI error with the command that starts an agent. If the
- * node had an agent before, the launcher first waits for the next agent.
- *
- * `exchange` talks to the agent, `frame` has the wire format, `text` builds the error texts.
- */
+ * node had an agent before, the launcher first waits for the next agent. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
@@ -29,8 +24,6 @@ enum { DEFAULT_SECONDS = 115, MAX_SECONDS = 3600 }; /* kubelet gives a sandbox 2
 /* The wait for an agent that is being replaced. A node with a slow STATUS counts as not ready. */
 enum { WAIT_SECONDS = 20, WAIT_SECONDS_STATUS = 5 };
 enum { FIRST_PAUSE = 5, LONGEST_PAUSE = 50 }; /* milliseconds between two attempts */
-
-/* Output. */
 
 static bool write_all(int descriptor, const void *bytes, size_t length)
 {
@@ -123,8 +116,6 @@ static int print_about(struct text *text, const char *name)
     return 0;
 }
 
-/* Input. */
-
 /* Read PODFABRIC_SOCKET and PODFABRIC_TIMEOUT, which a set-uid process ignores. */
 static bool read_settings(struct agent *agent, struct text *error)
 {
@@ -178,8 +169,6 @@ static bool read_stdin(const struct agent *agent, struct request *request, struc
     return true;
 }
 
-/* The next agent. */
-
 /* Add the time since which a dead agent may have run the call, for cni/spec/request.py. */
 static bool pack_again(struct request *request, const char *name, time_t began)
 {
@@ -190,8 +179,7 @@ static bool pack_again(struct request *request, const char *name, time_t began)
     return putenv(since.bytes) == 0 && pack(request, name, environ);
 }
 
-/* Ask the agent. If the agent ends or is being replaced, ask the next agent until the wait is over.
- * A call that was lost with an agent is repeated only once: the call may have ended the agent. */
+/* A call that was lost with an agent is repeated only once: the call may have ended the agent. */
 static enum outcome ask_in_turn(const char *name, const struct agent *agent,
                                 struct request *request, struct answer *answer, struct text *why)
 {
