@@ -1,9 +1,8 @@
 """Removes podfabric from a node once the node is empty.
 
 `podfabric agent --until-empty` attaches no pod. It serves until the node has had no attachment, no
-address and no container with a part of a GPU for some seconds. Then it removes the launchers and
-podfabric's files. A file records that the removal has begun. If the agent is killed, the next agent
-sees this file and finishes the removal.
+address and no container with a part of a GPU for some seconds. A file records that the removal has
+begun, so that the next agent finishes the removal after a kill.
 """
 
 import logging

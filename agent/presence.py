@@ -1,8 +1,7 @@
 """Publishes the state of this agent, for `podfabric agent --state` and for systemd.
 
-Each agent locks a state file in the directory of the agent's socket. A file without a lock belongs
-to a dead agent. The file's name has the mount namespace and the process id, because agents of two
-containers may have the same process id.
+Each agent locks a state file. A file without a lock belongs to a dead agent. The file's name has
+the mount namespace, because agents of two containers may have the same process id.
 
 The functions for systemd (sd_notify(3), sd_watchdog_enabled(3)) do nothing without systemd.
 """

@@ -6,7 +6,6 @@
       set: {pfOnly: [true]}   # the limits of network configurations (policy.rules)
     ipam:
       scope: cluster    # where the node's addresses come from (ipam.store_choice)
-    pools: ...          # for the device plugin (deviceplugin.pools.pool_config), not read here
 
 The file may be missing, because every key has a default. A section with a mistake keeps the last
 settings that this agent read without a mistake. Without such settings, `agent` has its defaults,

@@ -3,9 +3,8 @@
     2026-01-02T03:04:05.678Z INFO done in 3.1 ms  plugin=ipoib verb=ADD attachment=net/cid/eth0
     {"time": "2026-01-02T03:04:05.678Z", "level": "info", "message": "done in 3.1 ms", ...}
 
-Text from a pod or a client cannot forge a line, because unprintable characters are escaped and the
-lines of a traceback are indented. Such text cannot forge a field, because two spaces in a row occur
-only before the fields. Long texts are cut.
+Text from a pod or a client cannot forge a line: unprintable characters are escaped, and tracebacks
+are indented. It cannot forge a field, because two spaces in a row occur only before the fields.
 """
 
 import json

@@ -43,8 +43,7 @@ class Metrics:
     Args:
         plugins: the names that a label may have.
         usage: returns the number of used and free addresses of each range.
-        attachments: returns the number of journal entries, by plugin and phase. The plugin of a
-            damaged entry is "".
+        attachments: returns the number of entries by plugin ("" if damaged) and phase.
         by_range: add the metrics of each range, for readers who may see the tenants' networks.
     """
 

@@ -2,8 +2,6 @@
 
 The server's thread reads the request, a worker answers, and the server's thread closes the
 connection. After a deadline the server's thread answers, and the worker's later answer is dropped.
-
-A large request first waits for memory in `Room`, which limits the memory of all large requests.
 """
 
 import os
@@ -179,9 +177,8 @@ class LauncherConnection:
 
         Args:
             patience: seconds for the client to read the answer.
-            wait_for_room: called if the answer does not fit the socket's buffer. `flush` sends the
-                rest.
-            unless_begun: do nothing, and return False, if a worker has begun the call.
+            wait_for_room: called if the socket's buffer is full. `flush` sends the rest.
+            unless_begun: return False if a worker has begun the call.
         """
         with self._lock:
             answered = self._closed or self.state is ConnectionState.ANSWERED

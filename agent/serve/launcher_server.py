@@ -1,9 +1,8 @@
 """The server of the launchers' socket.
 
-One thread accepts clients and reads requests. Workers run the calls and send the answers. A worker
-gets only complete requests, and the thread sends the rest of a long answer. So a slow client does
-not occupy a worker. When a client hangs up or its deadline passes, its call ends at its next
-`checkpoint` (`base.interrupts`).
+One thread accepts clients and reads requests. Workers run the calls. A worker gets only complete
+requests, and the thread sends the rest of a long answer. So a slow client does not occupy a worker.
+A call ends at a `checkpoint` (`base.interrupts`) after its client hangs up or its deadline passes.
 """
 
 import gc

@@ -1,12 +1,10 @@
 """The threads that run the calls. They start on demand and end after IDLE_TIME without work.
 
-A thread may enter a pod's network namespace, and returns to the host's namespace before the next
-call. A thread that cannot return ends, and a new thread replaces it. If a job does not end in time,
-its thread counts as stuck, and an additional thread replaces it.
+A thread may enter a pod's network namespace. A thread that cannot return to the host's namespace
+ends. A thread counts as stuck if its job does not end in time. A new thread replaces such threads.
 
-A running job holds one of `limit` places. A job that waits (for a block of addresses, a carrier, a
-foreign executable) keeps its thread, but another job may have its place. The server's limit of
-connections also limits the threads of jobs that wait.
+A running job holds one of `limit` places. A job that waits for something keeps its thread, but
+another job may have its place.
 """
 
 import logging
