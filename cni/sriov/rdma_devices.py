@@ -1,8 +1,7 @@
 """Moves RDMA devices of an interface into the pod, and restores them on the host.
 
-A function's RDMA devices are found by their uverbs devices, which are visible in every namespace. A
-device keeps its index until a driver is bound. The bind creates a new device, and another HCA's
-device may get the old index.
+RDMA devices are found by their uverbs devices, which are visible in every namespace. Binding a
+driver creates a new device, and another HCA's device may get the old index.
 
 A container gets the numbers of its uverbs devices when the kubelet admits the pod. A device that is
 bound or moved gets the lowest free number of the node. Two calls at once could swap numbers, so

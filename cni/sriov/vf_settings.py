@@ -100,9 +100,8 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
     """The current settings, with the old value of each setting that the ADD changed.
 
     Other settings stay, because an administrator may have changed them. A setting that the driver
-    did not report gets the value of a new VF. The PF's address for the VF is always restored,
-    because a trusted VF can change it. If the PF had set no address (zeros), the PF shows the VF's
-    own address.
+    did not report gets the value of a new VF. A trusted VF can change its address, so the PF's
+    address for the VF is restored unless it was zero.
     """
     changed: dict[str, object] = {}
     for names, _ in _requests():
