@@ -258,8 +258,7 @@ def configure(
     The interface comes up last, because the kernel announces only addresses that exist by then.
     `link_local` replaces the kernel's link-local address, if the interface has IPv6. `modes` has
     the flags of `links.FLAGS` to set, and the mask of the flags to change. Without `set_addresses`,
-    the caller can probe `cidrs` before a second call. An interface with IPv6 addresses accepts
-    router advertisements only with `accept_ra`.
+    the caller can probe `cidrs` before a second call.
 
     Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """
