@@ -27,6 +27,7 @@ from base.text import printable
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
 from gpu.driver.gpu_inventory import GpuMemory
+from host.errors import HostError
 from node import fabric_node
 from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
 from node.state import ThisNode
@@ -123,7 +124,11 @@ class NodeReport(StepThread):
     def step(self) -> float:
         from kube.resources import ApiError
 
-        status = self._observed()
+        try:
+            status = self._observed()
+        except (CNIError, HostError, OSError) as error:
+            self._problems.tell("FabricNode", error)
+            return LOOK
         if self._stored is not None and _same(status, self._stored.status):
             return LOOK
         pause = self._written_at + PAUSE - time.monotonic()

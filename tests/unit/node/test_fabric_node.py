@@ -23,6 +23,7 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
+from host.errors import HostError
 from node import fabric_node
 from node.fabric_node import AttachmentStatus, FabricNode, FabricNodeStatus, observed
 from node.state import ThisNode
@@ -317,6 +318,23 @@ def test_a_fault_names_the_pods_that_hold_or_use_the_hca(paths: Paths, api: Fake
     assert {reason for reason, _, _ in told} == {node_report.FAULT}
     assert all(FIRST in text for _, text, _ in told)
     assert {str(pod) for _, _, pod in told} == {"ml/worker-0"}
+
+
+@pytest.mark.parametrize("error", [HostError("sysfs"), OSError(5, "I/O error")])
+def test_a_node_that_cannot_be_read_fails_no_step(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A failing step would make the agent unready."""
+
+    def fails(*_: object) -> FabricNodeStatus:
+        raise error
+
+    writer = report(paths, api.client("agent"))
+    with monkeypatch.context() as patched:
+        patched.setattr(fabric_node, "observed", fails)
+        assert writer.step() == node_report.LOOK
+    writer.step()
+    assert api.look(FabricNode, NODE).status.counts.hcas == 8
 
 
 def test_without_a_server_no_thread_runs(paths: Paths) -> None:
