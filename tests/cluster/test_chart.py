@@ -77,6 +77,14 @@ EVENTS = {
     ("ValidatingAdmissionPolicyBinding", "podfabric-own-events"),
 }
 """What every installation has whose agents write events."""
+FABRIC_NODES = {
+    ("CustomResourceDefinition", "fabricnodes.fabric.podfabric.io"),
+    ("ClusterRole", "podfabric-view"),
+    *((kind, "podfabric-fabricnodes") for kind in ("ClusterRole", "ClusterRoleBinding")),
+    ("ValidatingAdmissionPolicy", "podfabric-own-fabricnode"),
+    ("ValidatingAdmissionPolicyBinding", "podfabric-own-fabricnode"),
+}
+"""What every installation has whose agents use the API server."""
 
 
 def _kustomize(folder: Path) -> dict[tuple[str, str], Manifest]:
@@ -117,6 +125,7 @@ def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only(
         *(("ValidatingAdmissionPolicyBinding", name) for name in POLICIES),
         *((kind, "podfabric-controller") for kind in CONTROLLERS),
         *EVENTS,
+        *FABRIC_NODES,
     }
     assert objects["ServiceAccount", "podfabric"]["automountServiceAccountToken"] is False
     assert _pod(objects)["automountServiceAccountToken"] is True
@@ -132,6 +141,7 @@ def test_policies_of_the_cluster_need_to_be_read_and_nothing_else() -> None:
         ("ValidatingAdmissionPolicy", "podfabric-policy-ranges"),
         ("ValidatingAdmissionPolicyBinding", "podfabric-policy-ranges"),
         *EVENTS,
+        *FABRIC_NODES,
     }
     assert _pod(objects)["automountServiceAccountToken"] is True
 
@@ -157,7 +167,13 @@ def test_agents_with_parts_of_gpus_may_write_events_in_every_installation(
     rules = [rule for role in roles for rule in objects["ClusterRole", role]["rules"]]
     assert {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]} in rules
     if values == PER_NODE:
-        assert len(rules) == 1
+        rights = {(one["resources"][0], *one["verbs"]) for one in rules}
+        assert rights == {
+            ("events", "create"),
+            ("fabricnodes", "get", "create"),
+            ("fabricnodes/status", "update"),
+            ("nodes", "get"),
+        }
         assert ("ClusterRole", "podfabric-events") not in _objects(*values, *WHOLE_GPUS)
 
 
@@ -194,9 +210,11 @@ def test_serving_nv_ipams_pools_needs_rights_in_their_namespace_and_the_executab
 
 
 def test_uninstall_keeps_the_kinds_and_so_the_leases_of_running_pods() -> None:
-    for (kind, _), one in _objects().items():
+    """FabricNodes are of no use without agents."""
+    for (kind, name), one in _objects().items():
         kept = one["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
-        assert kept is (kind == "CustomResourceDefinition")
+        is_kind = kind == "CustomResourceDefinition"
+        assert kept is (is_kind and name != "fabricnodes.fabric.podfabric.io")
 
 
 def test_policies_are_of_the_service_account_of_the_agents_pod() -> None:
