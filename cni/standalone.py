@@ -1,7 +1,7 @@
 """Runs the plugins as executables, without an agent.
 
-Each executable shares the lock `Paths.agent_lock` until its process ends. An agent takes the lock
-exclusively, so a starting agent waits for running calls.
+Each executable holds a shared lock on `Paths.agent_lock` until its process ends. An agent needs the
+exclusive lock, so a starting agent waits for running calls.
 
 Imports are slow, so an executable imports its plugin only for verbs that need the plugin.
 """

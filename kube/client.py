@@ -169,8 +169,8 @@ class ClusterApi:
     def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
         """Change parts of the object by a JSON patch, if the object still has the same uid.
 
-        Raises NotFound, and Conflict if a test among the operations fails. This is for objects with
-        many writers. Each writer tests the values that it replaces.
+        Raises NotFound, and Conflict if a test among the operations fails. Use a patch for objects
+        with many writers. Each writer tests the values that it replaces.
         """
         what, where = f"patch {last.KIND} {last.metadata.name}", encoding.path_of(last)
         self._require_leading(what)
@@ -198,7 +198,7 @@ class ClusterApi:
     def watch(
         self, kind: type[AnyResource], resource_version: str, namespace: str = ""
     ) -> Iterator[Change[AnyResource]]:
-        """Yield the changes since that version, until the server ends the watch after some minutes.
+        """Yield the changes since `resource_version`, until the server ends the watch.
 
         Raises WatchExpired, and Unavailable after a long silence. Leaves out unreadable objects.
         """
@@ -293,7 +293,7 @@ class PendingEvents:
         self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
     def of_pod(self, reason: str, message: str, pod: Pod, *, each_message: bool = False) -> None:
-        """Add an event on a pod, once, or once for each text if `each_message`."""
+        """Add an event on a pod, once per reason, or with `each_message` once per text."""
         if pod.name and pod.namespace:
             regarding = {"apiVersion": "v1", "kind": "Pod", "namespace": pod.namespace}
             regarding |= {"name": pod.name, "uid": pod.uid}

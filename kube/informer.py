@@ -129,7 +129,7 @@ class Mirror(Follower, Generic[Kept]):
 
 
 def same(found: AnyResource) -> AnyResource:
-    """Keep the whole object, as the argument `keep` of `Mirror`."""
+    """For `Mirror(keep=...)`: keep the whole object."""
     return found
 
 

@@ -1,9 +1,9 @@
 """Elects one of several processes by a Lease of coordination.k8s.io.
 
 As in client-go, a process never compares its clock with the clock of another machine. A candidate
-takes the Lease when the Lease has not changed for its whole duration. A leader stops when it has
-not renewed the Lease for RENEW_WITHIN. The difference between the two times is longer than a
-request takes. So a leader's last request ends before the next leader begins.
+takes a Lease that has not changed for the Lease's whole duration. A leader stops when it has not
+renewed the Lease for RENEW_WITHIN. The duration minus RENEW_WITHIN is longer than a request takes.
+So a leader's last request ends before the next leader begins.
 """
 
 import logging

@@ -148,7 +148,7 @@ class RestRequests:
     def pages(
         self, what: str, where: str, selector: Query = (), most: int = 0
     ) -> Iterator[encoding.Page]:
-        """Yield a LIST by pages. A page of large objects has fewer. Raises WatchExpired."""
+        """Yield a LIST in pages. Large objects make shorter pages. Raises WatchExpired."""
         start: Query = selector
         while True:
             size = self._page_sizes.get(what, encoding.PAGE)

@@ -44,8 +44,8 @@ class WatchExpired(ApiError):
 class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The metadata that only the server writes.
 
-    `uid` is different for each object that ever had the name. It is the fencing token of a lease.
-    `resource_version` changes with each write, and is "" for a new object.
+    `uid` is different for each object that ever had the name. A lease of addresses uses the `uid`
+    as its fencing token. `resource_version` changes with each write, and is "" for a new object.
     """
 
     name: str
@@ -183,7 +183,7 @@ class NetworkDefinition(Resource, frozen=True, kw_only=True):
 class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """`holder_identity` is the leading process, or "" if the Lease was released.
 
-    A process sees a renewal by the resource version. The times (RFC 3339) are for human readers.
+    A process recognises a renewal by the new resource version. The times (RFC 3339) are for humans.
     """
 
     holder_identity: str = ""

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class KubernetesApi(ClusterApi):
-    """A client of the cluster of this pod or of a kubeconfig. Raises Refused without a cluster."""
+    """A client of this pod's cluster or a kubeconfig's. Raises Refused without a cluster."""
 
     def __init__(
         self,

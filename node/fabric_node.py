@@ -53,7 +53,7 @@ class HcaStatus(Part, frozen=True):
 
 
 class OfferedPool(Part, frozen=True):
-    """The device ids of a resource. Nobody gets the `withheld` ids now, for the `reasons`."""
+    """The device ids of a resource. `reasons` says why no pod gets the `withheld` ids now."""
 
     resource: str
     ids: int = 0
@@ -93,7 +93,7 @@ class FaultStatus(Part, frozen=True):
 
 
 class RefusalStatus(Part, frozen=True):
-    """An ADD that failed. The runtime repeats the ADD, and `since` is the first time."""
+    """An ADD that failed. The runtime repeats the ADD. `since` is the time of the first failure."""
 
     pod: str
     interface: str = ""
@@ -144,7 +144,7 @@ def observed(
     version: str,
     refusals: Iterable[RefusalStatus] = (),
 ) -> FabricNodeStatus:
-    """The present status of this node. `mistakes` has the error of each section of config.yaml."""
+    """The present status of this node. `mistakes` has the errors of config.yaml, by section."""
     faults = [
         FaultStatus(about=f"config.yaml: {part}", text=text) for part, text in mistakes.items()
     ]

@@ -43,7 +43,7 @@ class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def held_parts(node: ThisNode, notes: list[str]) -> list[GpuPart]:
-    """Every part of a GPU that a container holds, sorted. Raises CheckpointDamaged."""
+    """The GPU parts that containers hold, sorted. Raises CheckpointDamaged."""
     of_gpus = [entry for entry in node.allocations if entry.gpu is not None]
     if not of_gpus:
         return []

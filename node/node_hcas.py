@@ -1,4 +1,4 @@
-"""Lists the HCAs of a node: the pools that offer each, the faults, and the holders."""
+"""Lists the HCAs of a node, with their pools, faults and holders."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -174,7 +174,7 @@ def _beside(
 
 
 def _uid(node: ThisNode, namespace: str, name: str, rows: list[PodDevices]) -> str:
-    """The UID of the present pod from the kubelet's checkpoint, or "" if unknown."""
+    """The pod's present UID, from the kubelet's checkpoint, or "" if unknown."""
     own = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
     held = {(row.resource, device_id) for row in own for device_id in row.ids}
     try:
@@ -267,7 +267,7 @@ def _ways(node: ThisNode, gpus: Collection[str], hcas: Collection[str]) -> Itera
 
 
 def _warnings(ways: tuple[Way, ...]) -> Iterator[str]:
-    """A warning for each GPU that GPUDirect RDMA cannot reach from an HCA of the pod."""
+    """A warning for each GPU that GPUDirect RDMA cannot reach from any HCA of the pod."""
     for gpu in dict.fromkeys(way.gpu for way in ways):
         own = [way for way in ways if way.gpu == gpu]
         if any(way.gpudirect for way in own):

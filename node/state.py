@@ -131,7 +131,7 @@ class ThisNode:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource, the HCAs that containers hold through another resource, with the reasons."""
+        """By resource and HCA, the reason why another resource's allocation blocks the HCA."""
         return {
             pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools

@@ -7,10 +7,10 @@ left to undo. The checksum covers the bytes of "entry":
 
 A later entry is appended as a line. Readers use the last line that is not torn.
 
-`devices/<device>/` has an empty file, with the name of the journal file, for each attachment that
-may have the device. A plugin makes the empty file before the entry, and removes the empty file
-after the release of the device. So a kill can only leave an unneeded file. A power cut may lose the
-empty file, but after a reboot no attachment has a device.
+For each attachment that may have a device, `devices/<device>/` has an empty file with the name of
+the journal file. A plugin makes the empty file before the entry, and removes the empty file after
+the release of the device. So a kill can only leave an unneeded file. A power cut may lose the empty
+file, but after a reboot no attachment has a device.
 """
 
 import json
@@ -126,7 +126,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.delete_request().config.ipam
 
     def delete_request(self) -> Request:
-        """The DEL that the runtime would have sent."""
+        """The DEL that the runtime would send for this attachment."""
         environ = {
             "CNI_COMMAND": "DEL",
             "CNI_CONTAINERID": self.container_id,
@@ -243,8 +243,8 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         """Store an entry, which survives a kill. An ADD's first entry also survives a power cut.
 
-        A later entry need not survive a power cut: after a reboot the kernel has nothing to undo. A
-        later entry begins with a line end, because a killed writer may have left a part of a line.
+        A later entry need not survive a power cut: a reboot leaves nothing to undo in the kernel. A
+        later entry begins with a newline, because a killed writer may have left a part of a line.
         """
         path, line = self._file_of(entry.attachment), to_bytes(entry)
         if entry.device:
@@ -290,7 +290,7 @@ class Journal:
         )
 
     def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
-        """Every entry, in no particular order. A file that cannot be read yields JournalDamaged."""
+        """Every entry, unordered. Yields a JournalDamaged for each damaged or unreadable file."""
         try:
             paths = self._paths(".json")
         except OSError as error:

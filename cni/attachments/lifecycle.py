@@ -135,7 +135,7 @@ class Sandbox(msgspec.Struct, frozen=True):
     pod: Rtnetlink
 
     def require_still_there(self) -> None:
-        """Raise CNIError 11 if the namespace was removed. Multus never cancels such an ADD."""
+        """Raise CNIError 11 if the namespace was removed. Multus never cancels the pod's ADD."""
         if self.namespace.was_removed():
             raise CNIError(
                 Code.TRY_AGAIN,
@@ -184,10 +184,10 @@ class InterfacePlugin(ABC):
 
     @abstractmethod
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """Write an entry for an attachment of another project's plugin, so that DEL can end it.
+        """Write an entry, so that DEL can end an attachment that another project's plugin made.
 
-        Returns `None` if no such plugin made the attachment, or if another attachment has the
-        device. Raises HostError.
+        Returns `None` if the attachment is not found, or if another attachment has the device.
+        Raises HostError.
         """
 
     @abstractmethod
@@ -265,7 +265,7 @@ class InterfacePlugin(ABC):
     def _ipam_of_add(
         self, request: Request, allowed: Allowance
     ) -> tuple[IpamCall | None, Allowance]:
-        """Check all input of an ADD. Returns its IPAM plugin and the remaining allowance.
+        """Check all input of an ADD. Returns the IPAM plugin, if any, and the remaining allowance.
 
         Raises CNIError 121 for denied options, 6 or 7 for an invalid prevResult, and 7 for a result
         that the request's version cannot express.
@@ -308,7 +308,7 @@ class InterfacePlugin(ABC):
         self._remove(attachment, entry.delete_request())
 
     def _remove(self, attachment: Attachment, request: Request) -> None:
-        """Remove an attachment. The caller has its lock. Raises CNIError 104."""
+        """Remove an attachment. The caller has the attachment's lock. Raises CNIError 104."""
         failures = Failures()
         entry, damage = self._read(attachment)
         if entry is None and damage is None:

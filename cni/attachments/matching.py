@@ -70,7 +70,7 @@ class Match:
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
-        """Let one attachment of the pod run the block at a time. Raises Busy."""
+        """The block runs for one attachment of the pod at a time. Raises Busy."""
         if not self.holdings.hcas:
             yield
             return
@@ -106,7 +106,7 @@ class Match:
             self._choices.record(self._key, hca)
 
     def using(self, hca: str, key: str, shown: str, *, parent: str = "") -> Allowance:
-        """The allowance of the attachment on the HCA that `key` of the configuration selected.
+        """The attachment's allowance on this HCA, which `key` of the configuration selected.
 
         With `parent`, only this interface of the HCA counts. Raises NotAllowed unless one rule
         allows this device and all other options.
@@ -155,7 +155,7 @@ class Match:
         return next((Denied(name, held[name], True) for name in names if name in held), None)
 
     def denied(self, names: Iterable[str]) -> Denied | None:
-        """The first of `names` that may not be taken from the host for this pod."""
+        """The first of `names` that this pod may not take from the host."""
         names = tuple(names)
         held = self.held(names)
         if held is not None or self._may_be_unassigned or not self._match_device:
@@ -176,7 +176,7 @@ class Match:
         return self.not_assigned(text, f"{_REQUEST_ONE}, and remove the key")
 
     def not_assigned(self, text: str, remedy: str) -> CNIError:
-        """The error for an attachment that needs a device that the pod does not have."""
+        """The error for an attachment whose device the pod does not have."""
         key = "unassigned_devices"
         return self.allowance.not_settable(key, text, key, remedy)
 

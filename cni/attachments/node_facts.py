@@ -29,12 +29,12 @@ from policy import rules
 
 
 def store_of(paths: Paths) -> StoreFiles:
-    """The address store, for a process of one call. A rebuild of the store calls `look`."""
+    """The address store, for a process that serves one call. A rebuild calls `look`."""
     return StoreFiles(paths.ipam, kept=False, facts=partial(look, paths))
 
 
 def addresses_of(paths: Paths, policy: rules.Source) -> AddressPlugin:
-    """The IPAM plugin, for a process of one call."""
+    """The IPAM plugin, for a process that serves one call."""
     stores = Stores(store_of(paths), lambda: store_choice.settings(paths.config).scope)
     return AddressPlugin(stores, paths.boot_id, policy)
 

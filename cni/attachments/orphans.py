@@ -1,7 +1,7 @@
 """The sweep: removes attachments without a living sandbox, after a reboot, a kill or a failed DEL.
 
 Without `retryDeleteOnError`, Multus forgets a pod's attachments after the first DEL, even if the
-DEL fails. So only the sweep may repeat a failed DEL.
+DEL fails. So a failed DEL may be left to the sweep.
 """
 
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A removal by a sweep, or a failure with `removed` False."""
+    """A removal or a failure of a sweep. `removed` is False for a failure."""
 
     text: str
     removed: bool = True
@@ -36,8 +36,8 @@ class Outcome(msgspec.Struct, frozen=True):
 def sweep_all(addresses: AddressPlugin, *plugins: InterfacePlugin) -> tuple[Outcome, ...]:
     """Sweep for each plugin, then release addresses of earlier boots.
 
-    A failed sweep does not stop the next sweep. The first error becomes an outcome, or is raised if
-    there are no outcomes.
+    A failed sweep does not stop the sweep for the next plugin. The first error becomes an outcome,
+    or is raised if there are no outcomes.
     """
     outcomes: dict[Outcome, None] = {}
     failure: CNIError | None = None

@@ -32,7 +32,7 @@ class ChoicesFile(msgspec.Struct, kw_only=True):
 
 
 class PodChoices:
-    """The choices of one pod, which the constructor reads. The caller holds the lock `lock_of`."""
+    """Reads and stores the choices of one pod. The caller holds the lock `lock_of`."""
 
     def __init__(self, paths: Paths, pod: Pod) -> None:
         self._path = _path(paths, pod)
@@ -70,7 +70,7 @@ def lock_of(paths: Paths, pod: Pod) -> Path:
 def prune(paths: Paths, names: Collection[tuple[str, str]], uids: Collection[str]) -> list[Path]:
     """Remove the files of pods that the kubelet lists neither by UID nor by (namespace, name).
 
-    A name does not count if another file has the name and a known UID. A StatefulSet's new pod has
+    A name does not count if another file has the name and a listed UID. A StatefulSet's new pod has
     the name of the old pod.
     """
     written = _files(paths)

@@ -1,7 +1,7 @@
 """Probes a pod's addresses before they are set on the interface, and announces them afterwards.
 
-By default only addresses that a lost machine may still use are probed (`ipam.store.block_rows`).
-With `"probe": "always"` all addresses are probed.
+By default the probes cover only addresses that a lost machine may still use
+(`ipam.store.block_rows`). With `"probe": "always"` all addresses are probed.
 """
 
 from cni.spec.notes import note
@@ -19,10 +19,10 @@ CARRIER_WAIT = 2.0  # seconds
 def probed(
     answer: Result, ipam: IpamCall, pod: Rtnetlink, namespace: NetworkNamespace, link: Link
 ) -> Result:
-    """The first answer of `ipam` with addresses that no other machine uses. The interface is up.
+    """The first answer of `ipam` with addresses that no other machine uses.
 
-    Raises CNIError 11 if a machine answers and `ipam` reserves no other addresses. Without carrier
-    the pod gets the addresses unprobed, and an event says so.
+    Raises CNIError 11 if a machine answers and `ipam` reserves no other addresses. The interface
+    must be up. Without carrier the pod gets the addresses unprobed, and an event says so.
     """
     ready = links.await_carrier(pod, link, CARRIER_WAIT)
     if not ready.carrier:

@@ -93,7 +93,7 @@ def hops(answer: Result) -> list[Hop]:
 
 
 def document(request: Request, interface: Interface, answer: Result, dns: DNS) -> dict[str, Any]:
-    """The result of an ADD and of earlier plugins. `dns` overrides the IPAM plugin's settings."""
+    """The result of an ADD, added to the prevResult. `dns` overrides the IPAM plugin's settings."""
     result = Result(
         interfaces=(interface,),
         ips=tuple(msgspec.structs.replace(ip, interface=0) for ip in answer.ips),

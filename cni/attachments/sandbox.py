@@ -69,8 +69,8 @@ def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list
 def await_return(journal: Journal, entry: JournalEntry, what: str) -> None:
     """Raise HostError while a dying namespace may still return the interface to the host.
 
-    The interface's address stays in use as long as this function raises. The kernel may destroy the
-    interface instead, so this function returns once PATIENCE is over.
+    The interface's address stays in use as long as this function raises. The kernel may also
+    destroy the interface, so this function returns once PATIENCE is over.
     """
     now = datetime.now(UTC)
     if entry.phase is Phase.ATTACHED:

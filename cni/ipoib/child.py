@@ -78,7 +78,7 @@ def record_of_adopted(link: Link) -> ChildRecord:
 
 
 def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
-    """Make the child on the host with its MTU. The child is down."""
+    """Make the child on the host, with the MTU of the plan. The child stays down."""
     name = Mark(attachment.key).temporary_name
     child = link_changes.make_ipoib_child(
         host, name, plan.parent, plan.pkey, plan.mode, plan.umcast
@@ -98,7 +98,7 @@ def configure(
     *,
     set_addresses: bool = True,
 ) -> Link:
-    """Set the child up. Adds the addresses only with `set_addresses`."""
+    """Configure the child, then set the child up. Adds the addresses only with `set_addresses`."""
     sysctls = [Sysctl(4, "proxy_arp", "1")] if options.proxy_arp else []
     return interface_addresses.configure(
         pod,
@@ -117,8 +117,8 @@ def link_local(child: Link) -> str:
 
     The kernel's own address comes from the port's GUID (addrconf_ifid_infiniband). All children of
     a port share the GUID, so only the first child would pass duplicate address detection. The
-    address here comes from a hash of the hardware address, which no other child has. The bit for a
-    universally administered identifier is cleared (RFC 7136, RFC 4291 appendix A).
+    address here comes from a hash of the child's unique hardware address. The bit for a universally
+    administered identifier is cleared (RFC 7136, RFC 4291 appendix A).
     """
     digest = bytearray(hashlib.sha256(child.mac.encode()).digest()[:8])
     digest[0] &= 0xFD

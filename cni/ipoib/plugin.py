@@ -138,7 +138,7 @@ class IPoIB(InterfacePlugin):
         return entry
 
     def _has(self, mac: str) -> bool:
-        """Whether an attachment in the journal has the child with that address."""
+        """Whether the journal has an attachment whose child has the address `mac`."""
         entries = (entry for entry in self.journal.entries() if isinstance(entry, JournalEntry))
         return any(entry.plugin == self.name and _recorded_mac(entry) == mac for entry in entries)
 
@@ -209,7 +209,7 @@ class IPoIB(InterfacePlugin):
 
 
 def _returned(mac: str, seconds: float) -> Link | None:
-    """The unmarked child with that address, once the host has the child."""
+    """Wait for the unmarked child with hardware address `mac` to come back to the host."""
     if not mac:
         return None
     with netlink() as host:

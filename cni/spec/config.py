@@ -1,7 +1,7 @@
 """Decodes network configurations, and caches the latest configurations.
 
-An ADD, CHECK or STATUS is refused if its configuration exceeds the limits (`limits`). A DEL or GC
-then decodes only the keys that a removal needs.
+An ADD, CHECK or STATUS is refused if its configuration exceeds the limits (`limits`). In that case
+a DEL or GC decodes only the keys that a removal needs.
 """
 
 import re
@@ -116,7 +116,7 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
-        """The cached value of `make`, which must be immutable and depend on nothing else."""
+        """The cached, immutable value of `make`, which must depend only on the configuration."""
         if make not in self._derived:
             self._derived[make] = make(self)
         answer: T = self._derived[make]
@@ -243,7 +243,7 @@ def _decode_parts(raw: bytes) -> NetworkConfig:
 
 
 def _texts(raw: msgspec.Raw, shape: type[msgspec.Struct]) -> dict[str, str]:
-    """The fields of a JSON object that are strings. Empty if `raw` is not an object."""
+    """The string fields of a JSON object. Empty if `raw` is not an object."""
     try:
         parts = decoding.decode(raw, shape)
     except msgspec.MsgspecError:
@@ -260,7 +260,7 @@ def _text(raw: msgspec.Raw) -> str | None:
 
 
 def _misspelt(keys: dict[str, Any]) -> str | None:
-    """A key that differs from a key of the specification only in the case of letters, if any."""
+    """A key that equals a key of the specification only if case is ignored, or `None`."""
     return next((key for key in keys if _IPAM_KEYS.get(key.casefold(), key) != key), None)
 
 
@@ -293,7 +293,7 @@ def _read_attachments(key: str, value: object) -> frozenset[tuple[str, str]]:
 
 
 def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 - any JSON value
-    """Convert the JSON value at `path` in the document to `shape`. Raises CNIError 7."""
+    """Convert the JSON value at `path` to `shape`. Raises CNIError 7."""
     try:
         return msgspec.convert(value, type=shape)
     except msgspec.MsgspecError as error:
@@ -301,7 +301,7 @@ def convert(value: Any, shape: type[T], path: str = "$") -> T:  # noqa: ANN401 -
 
 
 def unknown_key(key: str, valid: Collection[str], where: str) -> CNIError:
-    """The error for an unknown key, with the valid key that it resembles."""
+    """The error for an unknown key, with the most similar valid key."""
     nearest = resembling(key, valid)
     hint = f'did you mean "{nearest}"?' if nearest else f"valid keys are {', '.join(sorted(valid))}"
     return invalid_config(f'{where}unknown key "{key}": {hint}')

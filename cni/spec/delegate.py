@@ -1,8 +1,8 @@
 """Runs another CNI executable, usually an IPAM plugin.
 
 Passes our environment and configuration on byte for byte, like pkg/invoke of the reference. Unlike
-the reference, ignores CNI_PATH, and refuses an executable that another user than root can write. A
-delegate's deadline is below the runtime's. The delegate is killed when this process ends.
+the reference, ignores CNI_PATH, and refuses an executable that a user other than root can write. A
+delegate's deadline comes before the runtime's. The delegate is killed when this process ends.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before a fork, not
 
 
 class _Misbehaves(Exception):
-    """An error of a delegate. In the error, the text comes after the delegate's name."""
+    """An error of a delegate. The caller puts the delegate's name before the text."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -53,7 +53,7 @@ class _ErrorDocument(msgspec.Struct):
 
 
 def find(plugin_type: str, directory: Path) -> Path:
-    """The executable of that name. Raises CNIError 7 or 101."""
+    """The executable of the plugin. Raises CNIError 7 or 101."""
     if "/" in plugin_type or "\0" in plugin_type or plugin_type in ("", ".", ".."):
         raise CNIError(Code.INVALID_CONFIG, f"invalid plugin name: {plugin_type}")
     executable = directory / plugin_type
@@ -87,7 +87,7 @@ def _require_roots(path: Path) -> None:
 
 
 def add(plugin_type: str, directory: Path, request: Request) -> Result:
-    """Run the delegate's ADD. If it fails, run its DEL, as the specification demands."""
+    """Run the delegate's ADD. If the ADD fails, run the DEL, as the specification demands."""
     executable = find(plugin_type, directory)
     try:
         return result.decode(_execute(executable, "ADD", request), request.cni_version)

@@ -1,7 +1,7 @@
-"""Answers a call, from environment and standard input, with one JSON document and an exit code.
+"""Reads a call, and answers with one JSON document and an exit code.
 
 `serve` answers the only call of a process. `answer` does not change the process, so the agent uses
-`answer`, too. SIGTERM ends the call, and the plugin undoes its steps.
+`answer`, too. SIGTERM ends any call except DEL and GC, and an ADD undoes its steps.
 """
 
 import fcntl
@@ -126,8 +126,8 @@ def _run(plugin: Plugin, request: Request) -> bytes:
 def _refuse_own_netns(request: Request) -> None:
     """Raise CNIError 8 if CNI_NETNS is the plugin's own namespace.
 
-    The reference (pkg/skel) checks this after the plugin. If the check comes before the plugin,
-    nothing must be undone.
+    The reference (pkg/skel) checks this after the plugin has run. Here the check comes first, so
+    there is nothing to undo.
     """
     if request.netns_override or not request.netns:
         return

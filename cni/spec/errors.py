@@ -1,7 +1,7 @@
 """CNI errors: their codes, and the exception that becomes the error document.
 
-Codes below 100 are from the specification (SPEC.md "Error"), and 8 is from the reference's skel.
-Codes from 100 on are ours. docs/reference/errors.md lists all codes for users.
+Codes below 100 are from the specification (SPEC.md "Error"), except 8, which is from the
+reference's skel. Codes from 100 on are ours. docs/reference/errors.md lists all codes for users.
 """
 
 import enum

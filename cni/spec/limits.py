@@ -90,7 +90,7 @@ def not_decoded(reason: object) -> CNIError:
 
 
 def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> int:
-    """The depth to which JSON is nested. A depth up to `allowed` may be returned as 0.
+    """The depth to which JSON is nested. May return 0 for a depth up to `allowed`.
 
     Raises CNIError 6 beyond READABLE_DEPTH, 7 beyond `most_values` values. Reads `part` bytes at a
     time, so that other threads run in between.
@@ -116,8 +116,9 @@ def depth_of(raw: bytes, allowed: int, most_values: int, part: int = _PART) -> i
 
 
 def _parts_of(raw: bytes, size: int) -> Iterator[tuple[bytes, int]]:
-    """Yield parts of the JSON text with all strings cut out, each with the number of strings that
-    ended in the part.
+    """Yield the JSON text in parts, without strings.
+
+    Each part comes with the number of strings that ended in the part.
     """
     in_string = False
     rest = b""

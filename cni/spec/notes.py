@@ -42,5 +42,5 @@ def note(line: str) -> None:
 
 
 def collected() -> Bound[None, Notes]:
-    """Collect the notes of this thread in the block instead of writing them."""
+    """In the block, collect this thread's notes instead of writing them."""
     return Bound(_notes, Notes())

@@ -51,8 +51,8 @@ _KEYS = frozenset(
 class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One call. A string is the runtime's value, or "" if the runtime sent none.
 
-    `netns_descriptor` is CNI_NETNS, which the launcher opened in its mount namespace. An agent that
-    died may have done this call since the Unix time `unanswered_since`, in seconds.
+    `netns_descriptor` is CNI_NETNS, which the launcher opened in its mount namespace. If an agent
+    died during this call, `unanswered_since` is the call's start as a Unix time.
     """
 
     command: str

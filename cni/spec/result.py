@@ -1,4 +1,4 @@
-"""Results. Only this module reads and writes other versions than the newest.
+"""Results. Only this module reads and writes versions older than the newest.
 
 `encode` writes a result in the runtime's version. `decode` reads a delegate's result, and `convert`
 reads a `prevResult`. The rules are the reference's (pkg/types/{020,040,100}). For example, fields
@@ -136,10 +136,7 @@ _MAX_ROUTES = Meta(max_length=limits.ROUTES)
 
 
 class _NullableResult(msgspec.Struct):
-    """A result of version 0.3.0 or later.
-
-    Lists may be null, because Go writes an empty list as null.
-    """
+    """A result of version 0.3.0 or later. Go writes an empty list as null."""
 
     interfaces: Annotated[tuple[Interface, ...], _MAX_INTERFACES] | None = None
     ips: Annotated[tuple[IPConfig, ...], _MAX_ADDRESSES] | None = None
@@ -155,7 +152,7 @@ _Raws = tuple[msgspec.Raw, ...]
 
 
 class _ResultCounts(_ResultVersion):
-    """The entries of a delegate's result, not decoded, to check their number first."""
+    """A delegate's result with undecoded entries, to check their number first."""
 
     interfaces: Annotated[_Raws, _MAX_INTERFACES] | None = None
     ips: Annotated[_Raws, _MAX_ADDRESSES] | None = None
@@ -196,7 +193,7 @@ def to_document(result: Result, version: str) -> dict[str, Any]:
 
 
 def require_convertible(version: str, *, has_addresses: bool) -> None:
-    """Raise CNIError 7 if `version` needs an address in the result, as 0.1.0 does."""
+    """Raise CNIError 7 if `version` needs an address, as 0.1.0 does, and the result has none."""
     if version in FAMILY_020 and not has_addresses:
         raise CNIError(
             Code.INVALID_CONFIG,

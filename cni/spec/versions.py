@@ -35,7 +35,7 @@ def at_least(version: str, other: str) -> bool:
 
 
 def require_supported(version: str, supported: Sequence[str]) -> None:
-    """Raise CNIError 1 unless the configuration's version is one of the supported ones."""
+    """Raise CNIError 1 unless the plugin supports the configuration's version."""
     if version not in supported:
         listed = " ".join(f'"{name}"' for name in supported)
         raise CNIError(
