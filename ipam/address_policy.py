@@ -37,7 +37,7 @@ def of_type(allowance: Allowance, ipam_type: str) -> Allowance:
 def of_configuration(
     allowance: Allowance, options: IpamOptions, sets: Sequence[RangeSet]
 ) -> Allowance:
-    """The allowance that remains when the ADD uses these options and one address of each set.
+    """The rules that allow these options and the addresses of these sets.
 
     Raises NotAllowed.
     """

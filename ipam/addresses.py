@@ -35,7 +35,7 @@ class Network(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The highest address, which is IPv4's broadcast address."""
+        """The highest address: in IPv4, the broadcast address."""
         return self.address | ((1 << (128 - self.prefix)) - 1)
 
     @property
@@ -63,7 +63,7 @@ def text(address: int) -> str:
 
 
 def parse(written: str) -> int:
-    """Raises ValueError for other text, such as a prefix length or a zone."""
+    """Read one address. Raises ValueError for a prefix length, a zone or other text."""
     found = address_text.address(_without_zeros(written))
     return int(found) + _offset(found.version)
 

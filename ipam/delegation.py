@@ -1,4 +1,4 @@
-"""Calls the IPAM plugin of an interface plugin: ours in this process, any other as a process.
+"""Calls the IPAM plugin of an interface plugin: ours in this process, any other in a new process.
 
 `Delegation` chooses the IPAM plugin by `ipam.type`.
 """
@@ -62,8 +62,8 @@ class InProcess:
     def settle_probes(self, answers: Mapping[str, str]) -> Result | None:
         """Record the probes. `answers` has the hardware addresses that answered, by IP address.
 
-        Returns `None` if no machine answered. Otherwise returns other addresses to probe, or raises
-        CNIError 11 if no other addresses are reserved.
+        Returns `None` if no machine answered. Otherwise reserves and returns other addresses to
+        probe, or raises CNIError 11.
         """
         try:
             self._plugin.settle_probes(self._request, self._grant, answers)
@@ -102,7 +102,7 @@ class InProcess:
 
 
 class ForeignIpam:
-    """One call of another IPAM plugin's executable. Its addresses are not probed."""
+    """One call of another IPAM plugin's executable. The returned addresses are not probed."""
 
     unprobed: Sequence[str] = ()
 
@@ -203,8 +203,8 @@ class Delegation:
 
         `added` says whether the journal has an ADD with this configuration. `None` means that the
         journal is damaged. DEL and GC run the plugin of the ADD, even if the rules no longer allow
-        the plugin. Without an ADD, a forbidden or missing plugin has nothing to release. If the
-        journal is damaged, such a plugin raises CNIError.
+        the plugin. Without an ADD, a forbidden or missing plugin has nothing to release. Raises
+        CNIError if the journal is damaged and the plugin is forbidden or missing.
         """
         config = request.config.ipam
         if added or not config.type:
@@ -223,7 +223,7 @@ class Delegation:
         return ForeignIpam(config.type, self._directory, request)
 
     def _allowance(self, request: Request) -> Allowance:
-        """The pod's allowance. A GC or an unknown pod counts as a pod without a name."""
+        """The pod's allowance. A GC, or a DEL of an unknown pod, uses a pod without a name."""
         pod = Pod()
         if request.command == "DEL":
             with suppress(CNIError):
@@ -231,8 +231,8 @@ class Delegation:
         return of_pod(self._policy(), pod)
 
     def _is_ours(self, ipam_type: str, request: Request) -> bool:
-        """Whether our plugin serves the type. Raises CNIError 101 if the runtime would run a plugin
-        that the agent does not find."""
+        """Whether our plugin serves the type. Raises CNIError 101 if another project's plugin is in
+        CNI_PATH, but not in the agent's directory."""
         if ipam_type not in TAKEN_OVER:
             return ipam_type == OURS
         here = self._directory / ipam_type

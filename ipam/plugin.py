@@ -89,7 +89,7 @@ class AddressPlugin:
         return self.permitted(request, of_pod(self._policy(), request.arguments.pod))
 
     def permitted(self, request: Request, allowed: Allowance) -> Allowance:
-        """The rest of `allowed` after this configuration's addresses.
+        """The rules of `allowed` that allow this configuration.
 
         Raises CNIError 121 if no rule allows the configuration.
         """
@@ -210,7 +210,7 @@ class AddressPlugin:
             )
 
     def usage(self) -> list[RangeUsage]:
-        """The usage of ranges with a recent ADD or a reservation. Raises CNIError."""
+        """The usage of each range that has a reservation or a recent ADD. Raises CNIError."""
         return self._store("").usage(self._seen.all())
 
     def _boot(self) -> str:
@@ -225,8 +225,8 @@ class AddressPlugin:
 
 
 class IpamExecutable:
-    """A `cni.spec.plugin.Plugin` for runtimes and other projects' interface plugins. Lock files in
-    `directory` keep two calls of one attachment from overlapping."""
+    """A `cni.spec.plugin.Plugin` for runtimes and other projects' interface plugins. With lock
+    files in `directory`, two calls of one attachment never overlap."""
 
     versions: Sequence[str] = VERSIONS
 
@@ -235,7 +235,7 @@ class IpamExecutable:
         self._directory = directory
 
     def add(self, request: Request) -> Result | dict[str, Any]:
-        """The addresses are not probed, because the caller sets them."""
+        """No address is probed, because the caller configures the interface."""
         if self._addresses.probes_all(request):
             raise invalid_config(
                 '"ipam.probe": only "ipoib" and "sriov" can probe addresses: remove this key'
@@ -355,7 +355,7 @@ def _result(grant: Grant, options: IpamOptions, dns: DNS) -> Result:
 
 
 def _private_ranges(options: IpamOptions, sets: Sequence[RangeSet]) -> tuple[Range, ...]:
-    """The network's private ranges, complete even if the pod requests one address."""
+    """All private ranges of the network, even if the pod requests one address."""
     if options.pools:
         return ()
     own = (*options.sets, *options.static) if options.sets else sets

@@ -39,13 +39,13 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def domain_beside(self) -> str:
-        """The domain of the same range with the opposite `enable_overlapping_ranges`."""
+        """The range's domain if `enable_overlapping_ranges` had the other value."""
         name, private, _ = self.domain.partition(" ")
         return domain_of(name, self.network, shared=bool(private))
 
     @property
     def why_private(self) -> str | None:
-        """The option that separates the domain from other networks; `None` without an option."""
+        """The option that separates the domain from other networks; `None` if no option does."""
         name, private, _ = self.domain.partition(" ")
         if name:
             return '"ipam.network_name"'
@@ -173,8 +173,8 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def written(runs: Iterable[Interval], most: int = 0) -> tuple[str, ...]:
-    """Sorted intervals as text: "10.0.0.8", "10.0.0.8-10.0.0.15". Joins intervals across the
-    smallest gaps if there are more than `most`; 0 sets no limit."""
+    """Sorted intervals as text: "10.0.0.8", "10.0.0.8-10.0.0.15". Joins the nearest intervals until
+    `most` are left; 0 sets no limit."""
     joined = tuple(runs)
     if most and len(joined) > most:
         gaps = sorted(pairwise(joined), key=lambda pair: pair[1].first - pair[0].last)
@@ -193,7 +193,7 @@ def size_of(intervals: Iterable[Interval]) -> int:
 
 
 def never_usable(network: Network) -> tuple[Interval, ...]:
-    """The IPv4-mapped addresses in a large IPv6 network, which pods must not get."""
+    """Addresses that pods must not get: the IPv4-mapped part of a large IPv6 network."""
     if network.address <= MAPPED_FIRST and network.last >= MAPPED_LAST and network.prefix < 96:
         return (Interval(MAPPED_FIRST, MAPPED_LAST),)
     return ()

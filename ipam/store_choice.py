@@ -1,4 +1,4 @@
-"""Chooses the store of a request's addresses: this node's store, or its leased blocks.
+"""Chooses the store of a request's addresses: the node's store, or the node's leased blocks.
 
 `ipam.scope` in config.yaml is "node" or "cluster". `"scope"` in the `ipam` object of a network
 overrides config.yaml. Only ADD and STATUS read the scope. All other verbs use the node's store.
@@ -38,7 +38,7 @@ Source = Callable[[], Scope]
 
 
 class AddressSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The part `ipam` of config.yaml. With `nv_ipam`, agents serve the pools that nv-ipam keeps in
+    """The part `ipam` of config.yaml. With `nv_ipam`, agents serve nv-ipam's pools in the namespace
     `nv_ipam_namespace`."""
 
     scope: Scope = "node"
@@ -86,7 +86,7 @@ def declared(request: Request) -> tuple[IpamOptions, Sequence[RangeSet]]:
 
 
 class Stores:
-    """Opens the stores of a node. Without `claims`, another process leases the node's blocks."""
+    """Opens the stores of a node. Without `claims`, this process leases no blocks."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
 """The allowance of an ADD: the rules that allow every value that the ADD has used so far.
 
-One rule must list all values that an attachment uses (`use`). Each value leaves only the rules that
-list this value too. If no rule remains, the attachment is refused. The options that an attachment
-sets need no common rule. Any rule for the pod may allow a value. If no rule is for the pod,
-`Policy.otherwise` applies.
+One rule must list all values that an attachment uses (`use`). After each value, only the rules that
+list this value remain. If no rule remains, the attachment is refused. The options that an
+attachment sets need no common rule: any rule for the pod may allow an option. If no rule is for the
+pod, `Policy.otherwise` applies.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,8 +65,8 @@ class Allowance(msgspec.Struct, frozen=True):
     def using(self, key: str, value: Any, what: str, shown: object) -> "Allowance":  # noqa: ANN401
         """Keep the rules that list `value` for the key `key` of `use`.
 
-        Raises NotAllowed if no rule remains. The error text has `what`, the key of the network
-        configuration, and `shown`, its value.
+        Raises NotAllowed if no rule remains. The error text has the configuration's key `what` and
+        the value `shown`.
         """
         left = tuple(rule for rule in self.left if _uses(rule, key, value))
         if not left:
@@ -96,7 +96,7 @@ class Allowance(msgspec.Struct, frozen=True):
             raise self.not_settable(key, f'"{what}": {shown}', what)
 
     def require_match(self, *, match_device: bool, pf_only: bool = False) -> None:
-        """Raise NotAllowed if no rule allows `match_device`, or if no rule allows `pfOnly`."""
+        """Raise NotAllowed if no rule allows the value of `match_device`, or of `pfOnly`."""
         if not match_device:
             self.require_option("match_device", False, "match_device", "false")
         if pf_only:
@@ -105,7 +105,7 @@ class Allowance(msgspec.Struct, frozen=True):
     def not_settable(
         self, key: str, text: str, what: str, remedy: str = "use another value"
     ) -> NotAllowed:
-        """The error for an option that no rule allows in `set`. Its text begins with `text`."""
+        """The error for an option that no rule allows in `set`. The text begins with `text`."""
         return NotAllowed(
             f"{text} is not allowed for this namespace: no rule for it ({titled(self.rules)}) "
             f'lists it in "set.{key}": {remedy}, or ask the administrator',
@@ -116,7 +116,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
     @property
     def host_paths(self) -> tuple[str, ...]:
-        """The directories of the host with files that the definition may name."""
+        """Directories of the host whose files the definition may name."""
         return tuple(dict.fromkeys(path for rule in self.rules for path in rule.host_paths))
 
     @property
@@ -129,7 +129,7 @@ class Allowance(msgspec.Struct, frozen=True):
         return next((rule.fixed[key] for rule in self.left if key in rule.fixed), None)
 
     def filled(self, written: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-        """The fixed values of the options in `keys` that the configuration does not set."""
+        """The fixed value of each option in `keys` that the configuration does not set."""
         # An MTU of 0 means that the MTU is missing.
         present = {
             key
@@ -140,7 +140,7 @@ class Allowance(msgspec.Struct, frozen=True):
         return {key: value for key, value in fixed.items() if value is not None}
 
     def most(self, count: str) -> int | None:
-        """The largest limit of the remaining rules for `count`, or `None` if one has no limit."""
+        """The remaining rules' largest limit for `count`, or `None` if a rule has no limit."""
         if any(count not in rule.counts for rule in self.left):
             return None
         return max((rule.counts[count] for rule in self.left), default=None)
@@ -160,7 +160,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
 
 def of_pod(policy: Policy, pod: Pod) -> Allowance:
-    """The allowance of a pod's ADD. Raises CNIError 11 if its namespace's labels are unknown."""
+    """The allowance of a pod's ADD. Raises CNIError 11 if the namespace's labels are unknown."""
     own = [rule for rule in policy.rules if rule.is_for(pod.namespace, policy.labels)]
     return _by(own or [policy.otherwise])
 
@@ -199,7 +199,7 @@ def titled(found: Rules) -> str:
 
 
 def _having(found: Rules, intervals: Sequence[Span]) -> Rules:
-    """The rules that have, for each interval, a network that contains all its addresses."""
+    """The rules whose `ranges` contain each interval."""
     return tuple(
         rule
         for rule in found

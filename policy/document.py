@@ -158,7 +158,7 @@ COUNTS = ("addressesPerAttachment", "addressesPerPod", "addressesPerNamespace")
 
 
 def rules_of(value: object, where: str, policy: str = "") -> tuple[Rule, ...]:
-    """Parse a list of rules. `policy` is the name of their FabricPolicy. Raises DocumentError."""
+    """Parse a list of rules. `policy` names the rules' FabricPolicy. Raises DocumentError."""
     rules: dict[str, Rule] = {}
     for index, item in enumerate(_list(value, RULES, where)):
         rule = _rule(item, f"{where}[{index}]", policy)

@@ -58,7 +58,7 @@ class NamespaceObject(Resource, frozen=True, kw_only=True):
 
 
 class PolicyFollower(StepThread):
-    """Keeps the active policies in memory and in a file. Any thread may use it after `start`."""
+    """Keeps the active policies in memory and in a file. Is thread-safe after `start`."""
 
     def __init__(self, api: ClusterApi, path: Path) -> None:
         super().__init__("policies")

@@ -1,7 +1,7 @@
 """The file with the cluster's policies that this node's agent read last.
 
 A new agent reads the file while the API server does not answer. A process that runs one call
-without an agent also reads it. Without the file, each ADD fails and the runtime tries again.
+without an agent also reads the file. Without the file, each ADD fails and the runtime tries again.
 """
 
 import zlib
@@ -40,8 +40,8 @@ class StoredPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def closed(policy: StoredPolicy) -> StoredPolicy:
     """Reduce a policy with unreadable rules to the subjects of the rules.
 
-    The result allows nothing for the subjects' pods. Otherwise the node's rule for all other pods
-    would apply to these pods. If the subjects are unreadable, the result is for all pods.
+    The result allows nothing for the subjects' pods. Without the policy, `Policy.otherwise` would
+    apply to these pods. If the subjects are unreadable, the result is for all pods.
     """
     try:
         rules = [

@@ -1,6 +1,6 @@
 """Reads the `ipam` object of a network configuration.
 
-The keys are those of whereabouts (pkg/types/types.go) and host-local (allocator/config.go), and our
+The keys come from whereabouts (pkg/types/types.go) and host-local (allocator/config.go), or are our
 own. Unknown keys and contradictions raise CNIError 7.
 """
 
@@ -259,7 +259,7 @@ def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
 
 
 def _hops(routes: Sequence[Route], sets: Sequence[RangeSet], gateway: int | None) -> dict[int, str]:
-    """The next hops of a configuration, with a description for errors."""
+    """The next hops of a configuration, each with a text for errors."""
     of_routes = {
         parse(route.gw): f'the next hop of "ipam.routes[{index}]"'
         for index, route in enumerate(routes)

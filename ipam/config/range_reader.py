@@ -32,7 +32,7 @@ class RangeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def section(written: Mapping[str, Any], shape: type[T], path: str, also: Collection[str] = ()) -> T:
-    """`written` as `shape`. A null is a missing key. Raises CNIError 7 for an unknown key."""
+    """`written` as a `shape`. A null is a missing key. Raises CNIError 7 for an unknown key."""
     keys = _keys_of(shape)  # type: ignore[arg-type] # a class is hashable
     for key in written:
         if key not in keys:
@@ -142,7 +142,7 @@ class RangeReader:
 
 
 def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The JSON path and the value of the key that is present, or else of the first key."""
+    """The JSON path and the value of the present key. Without one, takes the first key."""
     used = [key for key in keys if getattr(options, key)]
     if len(used) > 1:
         raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": remove one of them')

@@ -1,7 +1,7 @@
 """Puts the addresses that a pod requests into the range sets of its network.
 
 A runtime passes requested addresses in `runtimeConfig.ips` (capability "ips"), in `args.cni.ips`,
-or as `IP` in CNI_ARGS. Multus passes one address in two of these ways, which count as one request.
+or as `IP` in CNI_ARGS. An address that Multus passes in two of these ways counts as one request.
 """
 
 from collections.abc import Mapping

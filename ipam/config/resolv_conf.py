@@ -11,7 +11,7 @@ MOST_BYTES = 64 << 10
 
 
 def read(path: str, directories: Sequence[str]) -> DNS:
-    """Empty if the file is below none of `directories`. Raises CNIError 7 if reading fails."""
+    """Empty if the file is outside `directories`. Raises CNIError 7 if reading fails."""
     if not confined.is_below(directories, path):
         return DNS()
     try:

@@ -1,4 +1,4 @@
-"""Names the link on which another interface plugin uses the addresses.
+"""Finds the link on which another project's interface plugin uses the addresses.
 
 Addresses on one link must differ. Our interface plugins pass the name of the link. Other plugins
 name the link by "bridge", "master", "vlan" and "vlanId" in their configurations.

@@ -26,8 +26,8 @@ def reserve(
     blocks: Iterable[AddressBlock],
     steps: Steps,
 ) -> None:
-    """Write the statuses, and delete released sticky blocks that no pod needs. Such a block has no
-    reservation, or is a pod's second block."""
+    """Write the statuses, and delete released sticky blocks that no pod needs. A pod does not need
+    a block without a reservation, or a second block."""
     reservations = tuple(reservations)
     named = {name_of(each): each for each in reservations}
     of: defaultdict[str, list[AddressBlock]] = defaultdict(list)

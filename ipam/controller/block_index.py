@@ -60,7 +60,7 @@ class BlockIndex:
 
 
 class Contradiction(NamedTuple):
-    """A contradiction of two blocks, or of a block and its pool. `pool` is "" if it is missing."""
+    """Two blocks, or a block and its pool, contradict. `pool` is "" for a missing pool."""
 
     pool: str
     text: str
@@ -89,7 +89,7 @@ def decisive(
     blocks: Iterable[AddressBlock], pools: Mapping[str, AddressPool]
 ) -> tuple[AddressBlock, ...]:
     """Blocks that do not contradict their pool. Blocks without a pool count too, because pods may
-    have their addresses."""
+    have addresses of these blocks."""
     return tuple(
         block
         for block in blocks

@@ -155,7 +155,7 @@ class _Planning:
     def _plan_in_use(self, group: Sequence[Ranged]) -> None:
         """Plan pools with leased blocks. A decided pool keeps its size. An undecided pool takes the
         size of the pools and blocks that it overlaps. An administrator's pool that overlaps only
-        pools of definitions is Ready with their size. So no tenant can block this pool."""
+        pools of definitions is Ready with these pools' size. So no tenant can prevent Ready."""
         known: list[tuple[Ranged, int]] = []
         for each in group:
             beside = [
@@ -204,8 +204,8 @@ def _overlapping(ranged: Iterable[Ranged]) -> list[list[Ranged]]:
 
 
 def _sized(each: Ranged, size: int, *, later: bool = False) -> Plan:
-    """Plan blocks of `size` addresses. With `later`, another size in the spec takes effect when the
-    pool has no block."""
+    """Plan blocks of `size` addresses. With `later`, another spec.blockSize waits until the pool
+    has no block."""
     written = each.pool.spec.block_size
     if size > _length(each.interval):
         return _refused(

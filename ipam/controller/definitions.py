@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 
 class ReadDefinition(msgspec.Struct, frozen=True):
-    """The part of a definition that stays in memory. `why` is its mistake, or "". The configuration
-    does not stay, because tenants choose its size."""
+    """The part of a definition that stays in memory. `why` is the definition's mistake, or "". The
+    configuration does not stay: tenants choose its size."""
 
     metadata: ServerMeta
     pools: Mapping[str, PoolSpec] = {}
@@ -65,7 +65,7 @@ def _pools(definition: NetworkDefinition) -> dict[str, PoolSpec]:
 
 
 def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
-    """Our plugin's `ipam` objects in a configuration or chain, without scope "node"."""
+    """Our plugin's `ipam` objects in a configuration or a plugin list, except with scope "node"."""
     try:
         keys = config.decode(written.encode(errors="replace")).keys
     except CNIError:

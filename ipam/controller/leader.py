@@ -43,7 +43,7 @@ class LiveView:
         self._definitions = Mirror(api, NetworkDefinition, read, changed, may_lack=True)
 
     def world(self) -> World | None:
-        """Returns `None` before the first lists. Does not wait for definitions."""
+        """Returns `None` until all objects except definitions were listed once."""
         pools, blocks = self._pools.items(), self._blocks.items()
         reservations, polled = self._reservations.items(), self._nodes.last
         if pools is None or blocks is None or reservations is None or polled is None:

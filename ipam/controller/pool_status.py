@@ -87,7 +87,7 @@ def differs_in_use_only(old: PoolStatus, new: PoolStatus) -> bool:
 
 
 def decides_alike(old: PoolStatus, new: PoolStatus) -> bool:
-    """Whether the fields by which a node decides are equal."""
+    """Whether a node decides the same from both statuses."""
     decisive = ("space", "block_size", "held", "offered", "conditions")
     return all(getattr(old, each) == getattr(new, each) for each in decisive)
 

@@ -7,9 +7,9 @@ wait, no node reserves addresses of the block. But the holder's pods may still r
 controller drains the block with `probe`, and the next holder probes the addresses. A sticky block
 is always drained. If the machine was off, other blocks are deleted.
 
-A living holder answers the fence by writing `Active`, which changes the resource version. Then a
-release fails, because it names the fence's version. This process measures all times, so a new
-leader waits again.
+A living holder answers the fence by writing `Active`, which changes the resource version. A release
+names the fence's version, so a release after this answer fails. This process measures all times, so
+a new leader waits again.
 """
 
 import logging
@@ -189,8 +189,8 @@ class Reclaim:
         return 1
 
     def _has_pods(self, block: AddressBlock, machines: Machines) -> bool:
-        """Whether pods are bound to the name of a missing Node. If so, the wait starts again. Many
-        Nodes may be gone, so the request is made only before a fence or a release."""
+        """Whether pods are bound to the name of a missing Node. If so, the wait starts again. Asks
+        the API server only before a fence or a release, because many Nodes may be gone."""
         holder = block.holder
         if self._since[holder].standing is not Standing.GONE or machines.has(holder.node):
             return False
@@ -207,8 +207,8 @@ def fence(api: ClusterApi, block: AddressBlock) -> AddressBlock:
 
 
 def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False) -> None:
-    """Release a fenced block. With `probe`, the machine may still run, and the next holder probes.
-    Raises Conflict, NotFound, Refused, Unavailable."""
+    """Release a fenced block. With `probe`, the next holder probes, because the machine may still
+    run. Raises Conflict, NotFound, Refused, Unavailable."""
     if block.spec.sticky.reservation or probe or block.spec.probe:
         drain(api, block, probe=probe or block.spec.probe)
     else:
@@ -216,8 +216,8 @@ def give_to_others(api: ClusterApi, block: AddressBlock, *, probe: bool = False)
 
 
 def free_powered_off(api: ClusterApi, block: AddressBlock) -> bool:
-    """Free a block because an administrator says that its machine is off. Fences first, so that a
-    living holder can answer before the release. Returns False if the block changed."""
+    """Free a block, because an administrator says that the holder's machine is off. Fences first,
+    so that a living holder can answer before the release. Returns False if the block changed."""
     try:
         if is_let_go(block):
             return True

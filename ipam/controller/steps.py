@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @contextmanager
 def unless_changed(log: logging.Logger, name: str) -> Iterator[None]:
-    """Log a conflict or a refusal, because the next round tries again."""
+    """Only log a conflict or a refusal: the next round tries again."""
     try:
         yield
     except (Conflict, NotFound, Refused) as error:
@@ -33,7 +33,7 @@ class Steps:
         return taken
 
     def failed(self, error: ApiError) -> None:
-        """Record the error of a step that continues."""
+        """Record an error that does not end the step."""
         self._errors.append(error)
 
     def each(self, kind: str, named: Iterable[tuple[str, T]], step: Callable[[T], object]) -> None:

@@ -27,7 +27,7 @@ class Reports:
         )
 
     def resource(self, reason: str, message: str, found: Resource, *, once: str = "") -> None:
-        """Report a warning once for each `once`. If `once` is "", report each message once."""
+        """Report one event for each value of `once`. If `once` is "", report each message once."""
         self._report(reason, message, found.API, found.KIND, found.metadata, once)
 
     def unreadable(self, found: Unreadable) -> None:

@@ -78,7 +78,7 @@ class PoolShare(msgspec.Struct, frozen=True):
 
 
 class Unshareable(Exception):
-    """whereabouts would ignore placeholders in these objects. The text has the reason."""
+    """whereabouts would ignore our placeholders. The text has the reason."""
 
 
 class Sharing:
@@ -97,7 +97,7 @@ class Sharing:
     def look(
         self, pools: Mapping[str, AddressPool], index: BlockIndex, nodes: int, steps: Steps
     ) -> Mapping[str, PoolShare]:
-        """The share of each pool by name. A new pool offers nothing before its first look."""
+        """The share of each pool by name. Before the first look, a new pool offers nothing."""
         shares = dict.fromkeys(pools, PoolShare())
         if self._mode == "None":
             return shares
@@ -185,7 +185,7 @@ class Sharing:
         self._ended = frozenset(ended)
 
     def _clear(self, ippool: IPPool) -> None:
-        """Remove the placeholders. The next look repeats this after a conflict."""
+        """Remove the placeholders. After a conflict, the next look tries again."""
         with suppress(Conflict, NotFound):
             self._patch(ippool, removals(ippool))
 
@@ -308,7 +308,7 @@ class Sharing:
 def _missing_blocks(
     pool: AddressPool, offered: Iterable[Interval], index: BlockIndex, nodes: int
 ) -> int:
-    """The number of blocks to offer in addition, so that enough offered blocks are free."""
+    """How many more blocks to offer, so that enough offered blocks are free."""
     blocks = _blocks(pool)
     leased = {blocks.index(each.interval.first) for each in _leased(pool, index)}
     runs = (range(blocks.index(each.first), blocks.index(each.last) + 1) for each in offered)

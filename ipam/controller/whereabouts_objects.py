@@ -57,7 +57,7 @@ class SliceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSlicePool(Resource, frozen=True, kw_only=True):
-    """A range of which whereabouts gives each node a slice (`node_slice_size`)."""
+    """A range that whereabouts splits into a slice for each node (`node_slice_size`)."""
 
     API = API
     KIND = "NodeSlicePool"
@@ -140,11 +140,10 @@ def ippool_name(pool: AddressPool) -> str:
 def pools_of(
     pool: AddressPool, network_names: Iterable[str], ippools: Iterable[IPPool]
 ) -> list[IPPool]:
-    """The IPPools with addresses of an AddressPool. `network_names` are those of all pools.
+    """The IPPools with addresses of an AddressPool. `network_names` are all pools' network names.
 
-    An IPPool is named "[<network name>-][<node>-]<range>". A node's name may look like the end of a
-    network name. So a longer name means the slice of a node, unless an AddressPool has the longer
-    network name.
+    An IPPool is named "[<network name>-][<node>-]<range>". In the network "net", "net-a-<range>" is
+    the slice of the node "a", unless an AddressPool has the network name "net-a".
     """
     own, network = pool.spec.network_name, parse_interface(pool.spec.range)[1]
     known, found = set(network_names), []

@@ -112,7 +112,7 @@ def _checksum_of(content: bytes) -> int:
 
 
 def _require_stopped(path: Path) -> None:
-    """Raise CNIError 11 if the daemon answers at that socket, OSError if this is unclear."""
+    """Raise CNIError 11 if the daemon answers at `path`, and OSError if the test fails."""
     with (
         socket.socket(socket.AF_UNIX) as client,
         suppress(FileNotFoundError, ConnectionRefusedError),
@@ -126,7 +126,7 @@ def _require_stopped(path: Path) -> None:
 
 
 class FollowedPools(StepThread):
-    """Keeps the file with this node's part of the pools up to date. ADDs read the file."""
+    """Writes this node's part of the pools into a file. ADDs read the file."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Makes AddressPools from nv-ipam's IPPools and CIDRPools, and computes a node's part of a pool.
 
-All pools share one space of addresses, so two pods never get the same address of overlapping pools.
-An entry of `status.allocations` reserves addresses for one node, because pods of that node may have
+All pools share one space of addresses. So two pods never get one address, even if pools overlap. An
+entry of `status.allocations` reserves addresses for one node, because pods of that node may have
 got these addresses from nv-ipam's daemon.
 """
 
@@ -225,8 +225,8 @@ def _clamped(runs: Iterable[Interval], whole: Interval) -> tuple[str, ...]:
 def address_pool(pool: NvPool) -> AddressPool:
     """The AddressPool for nv-ipam's `pool`.
 
-    Raises CNIError 7. A block has the size of a CIDRPool's prefix, or of an IPPool's block rounded
-    down to a power of two."""
+    Raises CNIError 7. A block has nv-ipam's size for a node, at most LARGEST_BLOCK, rounded down to
+    a power of two."""
     found = node_pool(pool)
     network = parse_interface(found.network)[1]
     is_prefix = isinstance(pool, NvCIDRPool)
@@ -323,7 +323,7 @@ def _changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
 
 @lru_cache(256)
 def _excluded(pool: NodePool) -> tuple[Interval, ...]:
-    """The pool's addresses that a pod gets only if it requests one of them."""
+    """The pool's addresses that pods get only on request."""
     if not pool.prefix:
         return tuple(map(parse_interval, pool.excluded))
     return range_of(pool).excluded

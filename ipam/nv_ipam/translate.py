@@ -1,7 +1,7 @@
 """Translates a definition of type `nv-ipam` into IpamOptions and range sets.
 
-The keys of the `ipam` object are those of nv-ipam (pkg/cni/types/types.go). Unknown keys are
-ignored, as in nv-ipam.
+The `ipam` object has nv-ipam's keys (pkg/cni/types/types.go). Unknown keys are ignored, as in
+nv-ipam.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -210,7 +210,7 @@ class PoolRange(Range, frozen=True, kw_only=True):
     is_gateway: bool = False
 
     def restricted(self, intervals: Iterable[Interval]) -> Range:
-        """Like Range.restricted, but keeps only the network of the first kept address."""
+        """Like Range.restricted, and then limited to the network of the first address."""
         parts = merged(part for interval in intervals for part in self.within(interval))
         network = self.pool.prefix_at(parts[0].first if parts else self.first)
         whole = Range(
@@ -350,7 +350,7 @@ def _range(
 def prefixes_of(pool: NodePool) -> Iterator[Network]:
     """An IPPool's subnet, or the node's prefix of a CIDRPool.
 
-    Without such a prefix, the lowest free prefixes.
+    If the node has no prefix yet, the lowest free prefixes.
     """
     whole = pool.subnet
     if pool.own or not pool.prefix:
@@ -365,13 +365,13 @@ def prefixes_of(pool: NodePool) -> Iterator[Network]:
 
 
 def hosts_of(network: Network) -> Interval:
-    """The addresses of a network, without the first, and in IPv4 without broadcast."""
+    """All addresses of a network except the first, and in IPv4 except the broadcast address."""
     if network.prefix >= 127:
         return Interval(network.address, network.last)
     return Interval(network.address + 1, network.last - (family(network.address) == 4))
 
 
 def _hosts_of(pool: NodePool, network: Network) -> Interval:
-    """The addresses that pods get. Of a large prefix, pods get the first addresses only."""
+    """The addresses that pods get: in a large prefix, only the first addresses."""
     first, last = hosts_of(network)
     return Interval(first, min(last, network.address + LARGEST_BLOCK - 1) if pool.prefix else last)
