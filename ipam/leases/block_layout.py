@@ -77,9 +77,9 @@ def _interval(range_: str) -> Interval:
 def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
     """The reason why a block must be ignored, or "".
 
-    Any node may write a block. The name, space, size and range of a valid block match its pool.
-    Then the name is the lock on exactly the block's addresses. An undecided pool matches any space
-    and size.
+    Any node may write a block. The name, space, size and range of a valid block match its pool. So
+    the name of a valid block locks exactly the block's addresses. A pool without a decided space or
+    size matches any.
     """
     spec, decided = block.spec, pool.status
     try:

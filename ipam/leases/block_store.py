@@ -68,9 +68,9 @@ class BlockStore:
             return tables.instance()
 
     def identify(self, machine: str) -> Instance:
-        """The store's identity. A store that was copied from another machine gets a new identity,
-        because that machine holds the blocks. Then rows with reservations become `lost`, and other
-        rows are deleted."""
+        """The store's identity. A store copied from another machine gets a new identity, because
+        the other machine holds the blocks. With a new identity, rows with reservations become
+        `lost`, and other rows are deleted."""
         with self._files.transaction() as tables:
             known = tables.instance()
             if known is not None and known.machine == machine:
@@ -102,8 +102,8 @@ class BlockStore:
                         tables.put_block(block)
 
     def serve(self, space: str, domain: str) -> dict[str, LeasedBlock] | None:
-        """Let the blocks of a space serve `domain` too. Returns all rows, or `None` after a
-        change."""
+        """Let the blocks of a space serve `domain` too. Returns all rows, or `None` if a row
+        changed."""
         with self._files.transaction() as tables:
             blocks = {block.name: block for block in tables.blocks()}
             others = [

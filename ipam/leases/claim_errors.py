@@ -93,7 +93,7 @@ def is_reserved(want: Want) -> AddressTaken:
 
 
 def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
-    """The pool excludes or does not offer the address, or a pod of whereabouts has the address."""
+    """The address is excluded, not offered, or held by a pod of whereabouts."""
     name = pool.metadata.name
     where = f"see spec.exclude, status.held and status.offered of AddressPool {name}"
     return _not_given(want, f"is kept out of AddressPool {name}", where)

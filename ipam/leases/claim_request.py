@@ -33,8 +33,8 @@ class PodInterface(NamedTuple):
 
 class Want(NamedTuple):
     """A range in which a node needs an address. A `fixed` range is exactly one address. `pool` is
-    the range of the AddressPool, which differs from `range` only for a fixed address. With
-    `sticky`, only the address reserved for this pod interface is allowed."""
+    the range of the AddressPool. Only a fixed `range` may differ from `pool`. With `sticky`, only
+    the address reserved for this pod interface is allowed."""
 
     range: Range
     pool: PoolRange
@@ -84,10 +84,10 @@ class Claims(Protocol):
         """Report that this node's blocks have few free addresses of these ranges."""
 
     def failed(self, owner: Owner, error: CNIError) -> None:
-        """Report that a pod got no address, or an address without a probe."""
+        """Report that a pod got no address, or got an address that was not probed."""
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """The reason why `claim` would probably fail, or `None`. Makes no request."""
+        """The reason why `claim` would probably fail, or `None`. Makes no API call."""
 
 
 def of_agent(claims: Claims | None) -> Claims:
@@ -116,8 +116,8 @@ def key_of(want: Want) -> WantKey:
 
 
 class Attempt:
-    """A claim. `until` has the deadline (`time.monotonic`) of each ADD that waits. When the claim
-    is `over`, `error` is the failure, if any."""
+    """A claim. `until` has the deadline (`time.monotonic`) of each ADD that waits. Once `over` is
+    set, `error` has the failure, or `None`."""
 
     def __init__(self, want: Want) -> None:
         self.want = want

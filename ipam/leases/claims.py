@@ -2,8 +2,8 @@
 
 If another node has the block, the API server answers 409, and this node tries the next block. After
 a lost answer, this node reads the block. The nonce shows whether the block is ours. After the POST,
-this node reads the pool again, because the pool may have changed. The controller first writes a
-change of the pool, and then looks for blocks.
+this node reads the pool again, because the pool may have changed. The controller first changes the
+pool, and then looks for the pool's blocks.
 """
 
 import math
@@ -139,8 +139,8 @@ class Claimant:
         return used
 
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
-        """Whether a block of this node has the fixed address now. Raises AddressTaken if this block
-        excludes the address or is for a pod's name."""
+        """Whether a block of this node has the fixed address now. Raises AddressTaken if the block
+        is sticky, or no pod may get the address."""
         address, now = want.range.first, self._clock()
         for block in mine:
             if (
@@ -160,7 +160,7 @@ class Claimant:
     def _attempt(
         self, pool: AddressPool, blocks: Geometry, index: int, want: Want, sticky: StickySpec | None
     ) -> AddressBlock | None:
-        """POST one block. Returns `None` if another node has the block, or no address fits."""
+        """POST one block. Returns `None` if the block is taken or does not fit."""
         new = AddressBlock(
             metadata=Meta(name=blocks.name(pool.status.space, index)),
             spec=BlockSpec(
@@ -213,8 +213,7 @@ class Claimant:
         mine: Collection[str],
     ) -> AddressBlock | None:
         """Take over a drained block with a fitting address. A lost machine may still use the
-        address. So nodes do this only if no other block is free. `mine` names this node's
-        blocks."""
+        address. So a node tries other blocks first. `mine` names this node's blocks."""
         for found in others:
             if not is_let_go(found) or found.metadata.name in mine or found.spec.sticky.reservation:
                 continue
@@ -281,8 +280,8 @@ def post(
 class Candidates:
     """The order in which a node tries the blocks of a pool.
 
-    `instance` seeds the order, so that nodes that claim at once try different blocks. A node first
-    tries the index of its last leased block. So nodes with different indexes in one pool do not
+    `instance` seeds the order. So nodes that claim at once try different blocks. A node first tries
+    the index of its last leased block. So nodes that leased different indexes in one pool do not
     compete in the next pool.
     """
 

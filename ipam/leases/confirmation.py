@@ -167,11 +167,11 @@ class Confirmation:
         return self._api.update(replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
-        """Begin to use a block of our instance that the store lacks, or delete the block.
+        """Begin to use a block of ours that the store lacks, or delete the block.
 
         Either a process claimed the block and died, or the store is an older copy. An older copy
         may lack pods of this boot, so no pod gets an address of the block. The object is changed
-        first, so that a late DELETE of ours finds another version and fails.
+        first. So a late DELETE of ours finds another version and fails.
         """
         same_boot = found.spec.holder.boot == self._holder.boot
         if found.spec.holder.node != self._holder.node:
@@ -220,8 +220,8 @@ class Confirmation:
         return self._claim_again(row, objects, at)
 
     def _claim_again(self, row: LeasedBlock, objects: dict[str, AddressBlock], at: float) -> bool:
-        """Claim a block again. Pods hold its addresses, but somebody deleted the object, or etcd
-        was restored. The first node that claims the block gets the block."""
+        """Claim a block again. Pods hold the block's addresses, but the object is gone (deleted, or
+        etcd was restored). The first node that claims the block gets the block."""
         block = AddressBlock(
             metadata=Meta(name=row.name),
             spec=BlockSpec(
@@ -270,8 +270,8 @@ class Confirmation:
             self._events.of_pod("AddressConflict", message, pod)
 
     def adopt(self) -> None:
-        """Take over the blocks of a store that this machine lost before this boot. The next `run`
-        adds their rows. Raises ApiError."""
+        """Take over the blocks that this machine leased with a lost store, in an earlier boot. The
+        next `run` adds the blocks' rows. Raises ApiError."""
         mine = self._holder
         if not (mine.machine_id and mine.system_uuid):
             return

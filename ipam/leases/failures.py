@@ -23,7 +23,7 @@ class LoggedFailures:
         self._closed = False
 
     def close(self) -> None:
-        """Log no failure from now on, because work fails when the process ends."""
+        """Log no more failures, because work fails when the process ends."""
         self._closed = True
 
     def guarded(self, what: str, work: Callable[[], object]) -> bool:

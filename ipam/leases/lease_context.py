@@ -11,7 +11,7 @@ from kube.resources import Node, NotFound
 
 
 class Leasing(NamedTuple):
-    """The lessee `holder` with its clients. `clock` is CLOCK_BOOTTIME."""
+    """The lessee's identity (`holder`) and clients. `clock` is CLOCK_BOOTTIME."""
 
     api: ClusterApi
     store: BlockStore

@@ -28,10 +28,10 @@ def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
 class LeasedView:
     """A request's sets, restricted to this node's blocks within a transaction.
 
-    After `narrowed`, `wants` has the ranges of sets without a free address. `low` has the ranges
-    with less than a quarter of their addresses free after this request. `is_passed_over` means that
-    the free addresses cannot be used on this link. The pod interface `sticky` gets only addresses
-    that are reserved for its name, except from pools in `unreserved`.
+    After `narrowed`, `wants` has the ranges of sets without a free address. `low` has the ranges of
+    which less than a quarter stays free after this request. `is_passed_over` means that the free
+    addresses cannot be used on this link. The pod interface `sticky` gets only addresses reserved
+    for its name. From pools in `unreserved`, the interface gets any address.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class LeasedView:
         )
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
-        """The sets within confirmed blocks, the fullest first. Returns [] if a set has no address.
-        The clock is read within the transaction, because a lease may end during a wait for the
-        lock."""
+        """The sets, restricted to confirmed blocks. Fuller blocks come first. Returns [] if a set
+        has no address. The clock is read within the transaction, because a lease may end during a
+        wait for the lock."""
         now = self._clock()
         self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now
@@ -87,8 +87,7 @@ class LeasedView:
         return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
-        """Put each set without a fixed address into `wants`. Returns whether there is such a
-        set."""
+        """Put the sets that accept any block into `wants`. Returns False if there are none."""
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets
@@ -139,7 +138,7 @@ class LeasedView:
         return RangeSet(tuple(ranges), range_set.fixed)
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
-        """The pool's range for `range_`, if any. A fixed address may have another prefix length."""
+        """The pool range of `range_`, if any. A fixed address may have another prefix length."""
         key = (range_.domain, range_.network)
         if key in self._leased:
             return key

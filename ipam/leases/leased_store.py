@@ -35,7 +35,7 @@ _MOST_USELESS = 3  # useless blocks that an ADD leases before it fails
 
 
 class ClusterStore(SqliteStore):
-    """A `SqliteStore` that reserves addresses of pools only in this node's leased blocks.
+    """A `SqliteStore` that takes pool addresses only from this node's leased blocks.
 
     `leased` has the ranges of pools. Other ranges need no lease. `clock` is CLOCK_BOOTTIME. An ADD
     waits `patience` seconds for a block, and `pool_patience` seconds for a pool. With `sticky`,

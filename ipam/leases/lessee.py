@@ -1,7 +1,7 @@
 """The lessee of a node leases, confirms and returns blocks in one thread.
 
-ADDs request a block from the lessee and wait (`Claims`). The lessee repeats failed work later. It
-makes no call to the API server while it holds the store's lock.
+ADDs request a block from the lessee and wait (`Claims`). The lessee repeats failed work later. The
+lessee never calls the API server while holding the store's lock.
 """
 
 import logging
@@ -67,8 +67,8 @@ class Counted(NamedTuple):
 
 
 class Lessee(StepThread):
-    """Implements `Claims` for one node. `clock` is CLOCK_BOOTTIME. Without `start`, `claim` runs in
-    the caller's thread, and the caller calls `step` for due work."""
+    """Implements `Claims` for one node. `clock` is CLOCK_BOOTTIME. Without `start`, the caller's
+    thread runs `claim`, and calls `step` for due work."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Lessee(StepThread):
         self._confirm_at = at + self._interval(row.max_offline for row in rows)
 
     def _interval(self, limits: Iterable[float]) -> float:
-        """Seconds between two confirmations. Blocks of an unusable pool have the limit 0."""
+        """Seconds between two confirmations. The limit 0 (of an unusable pool) does not count."""
         return max(_FIRST_RETRY, min([CONFIRM_EVERY, *(limit / 4 for limit in limits if limit)]))
 
     def _keep(self) -> None:

@@ -99,8 +99,8 @@ class AddressPool(IpamResource, frozen=True, kw_only=True):
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """The lessee of a block. Two holders are the same if their `instance`, the identity of the
-    node's store, is equal. The other fields help to prove that the machine is off."""
+    """The lessee of a block. `instance` identifies the node's store. Holders with the same
+    `instance` are the same lessee. The other fields help to prove that the machine is off."""
 
     instance: str
     node: str
@@ -124,10 +124,10 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A block is the network `range`, such as "10.64.3.64/27". `pool`, `range` and `sticky` are
     immutable.
 
-    `epoch` grows by 1 with each new holder. `nonce` identifies a claim after a lost answer. After a
-    confirmation, the holder reserves addresses for at most `max_offline_seconds`. With `probe`, a
-    lost machine may still use the addresses. So each address is probed before its first use. A
-    holder deletes no sticky block, and no block with unprobed addresses. The holder sets the state
+    `epoch` grows by 1 with each new holder. `nonce` identifies a claim after a lost answer. The
+    holder reserves addresses until `max_offline_seconds` after a confirmation. With `probe`, a lost
+    machine may still use the addresses. So each address is probed before its first use. A holder
+    deletes no sticky block, and no block with unprobed addresses. The holder sets the state
     Draining instead, and the next holder takes the block over.
     """
 

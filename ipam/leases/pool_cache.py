@@ -52,7 +52,7 @@ def require_usable(pool: AddressPool) -> Geometry:
 
 
 def max_offline(pool: AddressPool) -> float:
-    """The seconds for which a node reserves addresses after a confirmation. Raises Unusable."""
+    """How many seconds after a confirmation a node may reserve addresses. Raises Unusable."""
     where = f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline"
     try:
         limit = seconds(pool.spec.reclaim.max_offline)
@@ -101,7 +101,7 @@ def is_exhausted(pool: AddressPool) -> bool:
 
 
 class _ListedMap(NamedTuple):
-    """The leased blocks of a pool from a LIST. Valid while the pool's `free_map` is `before`."""
+    """A pool's leased blocks, from a LIST. Valid while the pool's `free_map` is `before`."""
 
     before: str
     free_map: str
@@ -158,7 +158,7 @@ class Pools:
     def learn_leased(
         self, pool: AddressPool, blocks: Geometry, leased: Iterable[AddressBlock]
     ) -> None:
-        """Cache the leased blocks of a LIST, which may be newer than the pool's map."""
+        """Cache the leased blocks of a LIST. The LIST may be newer than the pool's map."""
         known = self._known.get(pool.metadata.name)
         if known is None or blocks.total > block_layout.MOST_MAPPED:
             return
@@ -175,7 +175,7 @@ class Pools:
 
     def recent(self, name: str) -> AddressPool:
         """The cached pool. Reads a pool that is not cached or was not usable. Prefers one LIST of
-        all pools, because a pod may need several. Raises ApiError and NotReadyYet."""
+        all pools, because a pod may need several pools. Raises ApiError and NotReadyYet."""
         if name not in self._known and name != self._missing:
             self._known |= self._listed()
         known = self.known(name)

@@ -1,9 +1,9 @@
 """Sticky addresses stay with a pod's name, on every node.
 
-An AddressReservation is for a pod, or for the pods of a StatefulSet. Each interface of such a pod
-has a block, and gets one address of the block. The block outlives the pod. When the pod has
-released the address, the block's holder sets the state Draining. Then the pod's next node takes the
-block over with the next epoch. No other node takes over a block that is not Draining. If the holder
+An AddressReservation is for a pod, or for the pods of a StatefulSet. Each interface of the pod has
+a block, and gets one address of the block. The block outlives the pod. When the pod has released
+the address, the block's holder sets the state Draining. Then the pod's next node takes the block
+over, and `epoch` grows by 1. No other node takes over a block that is not Draining. If the holder
 is proved dead, the controller sets the state Draining.
 """
 
@@ -68,7 +68,7 @@ def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
 
 
 def row_text(sticky: StickySpec) -> str:
-    """Only the reservation's name has a slash."""
+    """Of the four parts, only the reservation has a slash."""
     if not sticky.reservation:
         return ""
     return "/".join((sticky.reservation, sticky.pod, sticky.ifname, sticky.address))
@@ -82,7 +82,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 
 def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
-    """The addresses of a block that pods may get. A sticky block has one."""
+    """The block's addresses that pods may get. A sticky block has one such address."""
     if not spec.sticky.reservation:
         return covered
     address = parse(spec.sticky.address)
@@ -90,7 +90,7 @@ def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
 
 
 def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interval, ...]:
-    """The addresses of a block that no node may hand out. Raises Unusable."""
+    """The block's addresses that no node may hand out. Raises Unusable."""
     return merged((*kept_out(pool), *outside(covered, [handed_out(spec, covered)])))
 
 
@@ -135,7 +135,7 @@ def row_of(
 
 
 class Reserved(NamedTuple):
-    """The reservation for a pod's name, and its block if there is one."""
+    """The reservation for a pod's name, and the block if one exists."""
 
     spec: StickySpec
     block: AddressBlock | None
@@ -179,8 +179,8 @@ class StickyClaims:
 
     def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
         """The pod's blocks in a pool. There is one block, except while two nodes claim at once.
-        Skips blocks of another pool, which a deleted reservation of the same name may have. Skips
-        blocks of another size, because they could overlap another node's block."""
+        Skips blocks of another pool: a deleted reservation may have had the same name. Skips blocks
+        of another size, because they could overlap another node's block."""
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
@@ -281,7 +281,7 @@ def taken_over(
 ) -> tuple[AddressBlock, float] | None:
     """Take over a released block. Returns the block and a time before the update, or `None` if
     another node was faster. Raises Unusable, ApiError. The update always changes the block. So a
-    late request of ours to drain the block finds another version and fails."""
+    late drain of ours finds another version and fails."""
     changed = replace(
         found.spec,
         state="Active",

@@ -1,9 +1,9 @@
 """Background work of the lessee: return idle blocks, lease ahead, publish status.
 
-While the API server does not answer, this node keeps its leases, because it can lease no other
-block. A return first marks the row, then deletes the AddressBlock. A `returning` row never becomes
-usable again. A sticky block is drained for the next holder instead of deleted. A block that a lost
-machine may still use is drained too.
+While the API server does not answer, this node keeps its leases, because the node can lease no
+other block. A return first marks the row, then deletes the AddressBlock. A `returning` row never
+becomes usable again. A sticky block is drained for the next holder instead of deleted. A block that
+a lost machine may still use is drained too.
 """
 
 import math
@@ -79,7 +79,7 @@ class Upkeep:
 
     @property
     def has_unconfirmed(self) -> bool:
-        """Whether a block is not confirmed in this boot, or the store lost its row."""
+        """Whether a block is not confirmed in this boot, or has no row in the store."""
         known = {each.block.name for each in self.survey.blocks}
         return not self._objects.keys() <= known or any(
             each.block.boot != self._boot and each.block.state not in ("returning", "lost")
@@ -102,7 +102,7 @@ class Upkeep:
         return True
 
     def lease_ahead(self, lease: Lease, is_late: Callable[[], bool], guarded: Guarded) -> None:
-        """Lease a block of each pool with few free addresses."""
+        """Lease a block of each pool in which this node has few free addresses."""
         while self.low:
             _, want = self.low.popitem()
             pool = self._pools.known(want.pool_name)
@@ -154,8 +154,8 @@ class Upkeep:
         return True
 
     def _has_room(self, name: str, since: float) -> bool:
-        """Whether this node may keep a block of the pool that is empty since `since`. Reads the
-        pool more often if the pool has few free blocks."""
+        """Whether this node may keep a block of the pool. The block is empty since `since`. Reads
+        the pool more often if few blocks are free."""
         if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
@@ -168,9 +168,8 @@ class Upkeep:
 
 
 def _look_every(pool: AddressPool | None) -> float:
-    """The seconds between two reads of the pool: one for each block that can be leased before the
-    pool is scarce. All nodes with a block of the pool together read the pool at most ten times a
-    second."""
+    """The seconds between two reads: one second for each block that is left until the pool is
+    scarce. All holders together read the pool at most ten times a second."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least

@@ -104,9 +104,8 @@ class Chooser:
 
     def _next_free(self, range_: Range, address: int, last: int) -> int:
         """The lowest address, from `address` on, that no domain holds. Returns an address above
-        `last` if all are held. The search holds the store's lock, and a definition may repeat a
-        range hundreds of times. So a search skips addresses that the search of another range has
-        passed."""
+        `last` if all are held. A definition may repeat a range hundreds of times. So a search skips
+        addresses that an earlier search of the network has passed."""
         behind_each = self._behind.setdefault((range_.domain, str(range_.network)), {})
         passed: list[int] = []
         while address <= last:
@@ -126,9 +125,9 @@ class Chooser:
         return address
 
     def _held_by_others(self, range_: Range, first: int) -> range:
-        """The unbroken run of addresses, from `first` on, that other domains hold on this link. A
-        network with the same range and the opposite `enable_overlapping_ranges` counts too, even if
-        the link is unknown. whereabouts keeps one pool for both networks."""
+        """The run of addresses from `first` on that other domains hold on this link. A network with
+        the same range and the opposite `enable_overlapping_ranges` counts too, even if the link is
+        unknown. whereabouts keeps one pool for both networks."""
         domain, cidr = range_.domain, str(range_.network)
         on_segment = self._tables.on_segment(self._segment, first)
         beside = self._tables.in_domain(range_.domain_beside, first)

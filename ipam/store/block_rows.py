@@ -4,7 +4,7 @@ A row is written before a pod gets an address of the block. The row is marked `r
 node returns the lease.
 
 If a node disappears, its pods may still run. So the controller drains the node's blocks instead of
-deleting them. The next holder probes each address of such a block before its first use. The pod's
+deleting them. The next holder probes each address of these blocks before its first use. The pod's
 main plugin sends the probe from the pod's interface, before it sets the address.
 """
 
@@ -24,7 +24,7 @@ node has the lease."""
 
 
 class Instance(NamedTuple):
-    """The store's identity at the API server. `machine` is the machine that made it."""
+    """The store's identity at the API server. `machine` is the machine that made the identity."""
 
     id: str
     machine: str
@@ -33,11 +33,11 @@ class Instance(NamedTuple):
 class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses `first` to `last`, leased by the AddressBlock `name` with this `uid`.
 
-    The block has addresses for `domains`. No pod gets an address in `kept_out`. The lease was
-    `confirmed` at that time of CLOCK_BOOTTIME in `boot`. After that time, the lease is valid for
-    `max_offline` seconds. `sticky` names the only pod that may use the block, or is "". Addresses
-    in `unprobed` are probed before their first use. Another machine answered for addresses in
-    `answered`. All intervals are sorted.
+    The block has addresses for `domains`. No pod gets an address in `kept_out`. `confirmed` is the
+    time of the last confirmation (CLOCK_BOOTTIME in `boot`). The lease is valid for `max_offline`
+    seconds after `confirmed`. `sticky` names the only pod that may use the block, or is "".
+    Addresses in `unprobed` are probed before their first use. Another machine answered for
+    addresses in `answered`. All intervals are sorted.
     """
 
     name: str

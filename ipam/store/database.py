@@ -75,7 +75,7 @@ class StoreMeta(NamedTuple):
 
 def connect(path: Path, *, shared: bool = False) -> sqlite3.Connection:
     """Open an existing database. Without `shared`, SQLite uses no shared memory. Shared memory
-    needs room on the disk, and a truncated file would end the process (SIGBUS)."""
+    needs room on the disk. A truncated shared file would end the process (SIGBUS)."""
     uri = f"file:{path.as_posix().replace('%', '%25').replace('?', '%3f')}?mode=rw"
     connection = sqlite3.connect(
         uri, uri=True, isolation_level=None, check_same_thread=False, timeout=0
@@ -127,8 +127,8 @@ def remove(database: Path) -> None:
 
 class Database:
     """An open database. Raises sqlite3.Error and Damage. A writer holds the store's lock. A `kept`
-    database stays open between transactions. `is_shared` says whether other processes can open
-    it."""
+    database stays open between transactions. `is_shared` says whether other processes can open the
+    database."""
 
     def __init__(self, path: Path, *, kept: bool = False) -> None:
         self.meta: StoreMeta
@@ -253,8 +253,7 @@ def explained(error: Exception, directory: Path, outcome: str = UNCHANGED) -> CN
 
 
 def shows_damage(error: BaseException | None, directory: Path) -> bool:
-    """Whether the files are damaged. Damaged files must stay unchanged. Closing a database would
-    write its WAL back."""
+    """Whether the files are damaged. A close must not write the WAL to damaged files."""
     if isinstance(error, CNIError):
         return error.code == Code.STORE_DAMAGED
     if not isinstance(error, FAILURES):

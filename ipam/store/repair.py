@@ -43,8 +43,8 @@ Say = Callable[[str], None]
 
 
 class LivingAddress(NamedTuple):
-    """An interface's address in a network namespace. `namespace` is the path of a file with
-    `inode`."""
+    """An interface's address in a network namespace. `namespace` is the path of the namespace file,
+    which has `inode`."""
 
     address: str
     ifname: str
@@ -125,7 +125,7 @@ def rebuild(directory: Path, say: Say) -> None:
 
 
 def replace(directory: Path, lock: StoreLock, say: Say) -> None:
-    """Set the store's files aside, and make an empty database of the same lessee. The caller holds
+    """Set the store's files aside, and make an empty database for the same lessee. The caller holds
     the lock, and has no file open. A kill leaves the old or the new files."""
     lock.note(lock.noted()._replace(lost=True))  # for the next process after a kill
     meta, lessee = None, None
@@ -177,7 +177,7 @@ def reconcile(tables: Tables, facts: NodeFacts, *, lost: bool = False) -> None:
 
 
 def absent(tables: Tables, facts: NodeFacts) -> list[Reservation]:
-    """The journal's reservations that the store lacks. Of two reservations of an address, only the
+    """The journal's reservations that the store lacks. If an address has two reservations, only the
     one of this boot counts."""
     missing: dict[tuple[str, str], Reservation] = {}
     for entry in sorted(facts.journal, key=lambda entry: entry.boot == facts.boot):

@@ -14,7 +14,7 @@ UNNAMED = " imported"
 
 
 def unnamed(attachment: Attachment) -> Attachment:
-    """The attachment of reservations from an import without network names."""
+    """The attachment of imported reservations that name no network."""
     return Attachment(UNNAMED, attachment.container_id, attachment.ifname)
 
 
@@ -102,7 +102,7 @@ class AddressInUse(CNIError):
 
 
 class AddressUnprobed(CNIError):
-    """An interface gets an address without a probe, although another machine may use it."""
+    """An interface gets an unprobed address that another machine may use."""
 
     def __init__(self, addresses: Sequence[str], why: str) -> None:
         super().__init__(

@@ -25,9 +25,9 @@ MOST = 256  # ranges in the metrics
 
 
 class SqliteStore:
-    """The reservations of this node. A directory in `files` is opened for each call. `boot`
-    identifies this boot. Reservations of other boots are stale. Their pods may get them back, until
-    a sweep or a full range releases them."""
+    """The reservations of this node. If `files` is a directory, each call opens the store. `boot`
+    identifies this boot. Reservations of other boots are stale. Pods may get stale reservations
+    back, until a sweep or a full range releases them."""
 
     def __init__(
         self, files: Path | StoreFiles, boot: str, *, clock: Callable[[], float] = time.time
@@ -65,7 +65,7 @@ class SqliteStore:
         segment: str = "",
         alone: Sequence[Range] = (),
     ) -> Grant:
-        """Like `reserve`, with the sets that `seen` returns. Reserves nothing without a set."""
+        """Like `reserve`, with the sets from `seen`. Reserves nothing if there are no sets."""
         with self._files.handing_out() as tables:
             sets = self._files.unused(tables, seen(tables))
             if not sets:
@@ -130,7 +130,7 @@ class SqliteStore:
         return held
 
     def collect(self, network: str, valid: Collection[tuple[str, str]]) -> list[Reservation]:
-        """Free and return the network's addresses whose attachment is not in `valid`."""
+        """Release the network's reservations, except those of attachments in `valid`."""
         with self._files.transaction() as tables:
             dead = [
                 reservation
@@ -182,7 +182,7 @@ class SqliteStore:
             seen(tables)
 
     def usage(self, asked: Sequence[Range]) -> list[RangeUsage]:
-        """The usage of these ranges, and of the networks of other reserved ranges."""
+        """The usage of these ranges, and of other networks with reservations."""
         with self._files.snapshot() as tables:
             return [] if tables is None else usage_of(tables, asked)
 
@@ -278,8 +278,8 @@ class SeenRanges:
 
 
 def usage_of(tables: Tables, asked: Sequence[Range]) -> list[RangeUsage]:
-    """The usage of each range in `asked`, and of each other network with reservations. Of more than
-    MOST ranges, ranges without a reservation are left out first."""
+    """The usage of each range in `asked`, and of each other network with reservations. Shows at
+    most MOST ranges, first those with reservations."""
     named = {(range_.domain, range_.network) for range_ in asked}
     ranges = {(range_.domain, _spelling(range_)): range_ for range_ in asked}
     for range_ in _others(tables, named):
@@ -307,7 +307,7 @@ def _others(tables: Tables, named: set[tuple[str, Network]]) -> Iterator[Range]:
 
 
 def _spelling(range_: Range) -> str:
-    """`10.0.0.0/24`, or `10.0.0.5-10.0.0.99/24` for a part, as in a configuration."""
+    """The range as in a configuration: `10.0.0.0/24`, or the part `10.0.0.5-10.0.0.99/24`."""
     network = range_.network
     if range_.first <= network.address + 1 and range_.last >= network.last - 1:
         return str(network)

@@ -2,7 +2,7 @@
 
 An agent keeps the files open between transactions. The lock is held only during a transaction.
 SQLite does not notice that another program replaced or changed a file. So each transaction first
-compares the files' status.
+checks whether the files' status has changed.
 
 A process with the node's `facts` checks the database at the first opening, and after another
 program changed files. Such a process rebuilds a damaged database (`repair`). If changes were lost
@@ -103,7 +103,7 @@ class StoreFiles:
 
     @contextmanager
     def handing_out(self) -> Iterator[Tables]:
-        """A `transaction` that reserves addresses. Raises CNIError 11 soon after a loss."""
+        """A `transaction` that reserves. Raises CNIError 11 while a loss is not settled."""
         with self.transaction() as tables:
             if self._lost_at is not None:
                 self._settle_loss(tables, self._lost_at)
@@ -113,7 +113,7 @@ class StoreFiles:
         return snapshot.snapshot(self.directory, self._lock_timeout)
 
     def unused(self, tables: Tables, sets: Sequence[RangeSet]) -> Sequence[RangeSet]:
-        """The sets, with the addresses in `AddressesInUse` left out."""
+        """The sets without the addresses in `AddressesInUse`."""
         if not self._in_use.addresses:
             return sets
         ranges = [range_ for range_set in sets for range_ in range_set.ranges]
@@ -241,7 +241,7 @@ class StoreFiles:
         self._lock.note(Noted(self._seq, lost=True))
 
     def _settle_loss(self, tables: Tables, lost_at: float) -> None:
-        """Read the node's facts again after a loss. Raises CNIError 11 if they are incomplete."""
+        """Read the facts again after a loss. Raises CNIError 11 if the facts are incomplete."""
         why = "pods may have addresses that are not visible yet"
         if self._facts is not None and time.time() - lost_at >= SETTLE:
             facts = self._facts()

@@ -31,7 +31,7 @@ class Tables(Database):
         return run if run is not None and run.last >= address else None
 
     def runs_in(self, domain: str, interval: Interval) -> Iterator[Interval]:
-        """Runs that touch `interval`, lowest first."""
+        """Runs that overlap `interval`, lowest first."""
         before = self._run_up_to(domain, interval.first)
         if before is not None and before.last >= interval.first:
             yield before
@@ -101,7 +101,7 @@ class Tables(Database):
         return int(count)
 
     def on_segment(self, segment: str, address: int) -> Iterator[tuple[int, str]]:
-        """Held addresses from `address` on, lowest first, with domains. Segment "" has none."""
+        """Held addresses from `address` on, each with its domain, sorted. Segment "" has none."""
         for key, domain in self._execute(
             "SELECT address, domain FROM reservation INDEXED BY by_segment "
             "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
@@ -152,7 +152,7 @@ class Tables(Database):
         return map(_seen, self._execute(f"SELECT {_BLOCK_COLUMNS} FROM block ORDER BY name"))
 
     def blocks_in(self, domain: str, interval: Interval) -> list[LeasedBlock]:
-        """The blocks of the domain that have addresses of the interval, lowest first."""
+        """The domain's blocks that overlap the interval, lowest first."""
         rows = self._execute(
             f"SELECT {_BLOCK_COLUMNS} FROM block WHERE first <= ? AND last >= ? ORDER BY first",
             (_key_of(interval.last), _key_of(interval.first)),
@@ -291,7 +291,7 @@ class Tables(Database):
     def _take(
         self, domain: str, address: int, before: Interval | None, after: Interval | None
     ) -> None:
-        """Add a free address to the runs. `before` and `after` are the runs next to it."""
+        """Add a free address to the runs. `before` and `after` come from `_runs_around`."""
         first = last = address
         if before is not None and before.last == address - 1:
             first = before.first
