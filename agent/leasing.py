@@ -69,7 +69,7 @@ def pools_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "FollowedPools | None":
-    """The follower of nv-ipam's pools, or `None` without pools, NODE_NAME or API server."""
+    """The follower of nv-ipam's pools. `None` without the setting, NODE_NAME or API server."""
     if not settings.nv_ipam:
         with suppress(OSError):
             Path(translate.pools_file(paths.ipam)).unlink()
@@ -90,7 +90,7 @@ def api_of(
 ) -> "KubernetesApi | None":
     """A client of the API server. Returns `None`, and logs the reason, if there is no API server.
 
-    The log line has `setting`, which needs the client, and `until_then`, the effect.
+    The log line names the `setting` that needs the client, and the effect `until_then`.
     """
     from kube.resources import ApiError
     from kube.transport import KubernetesApi
@@ -115,7 +115,7 @@ def api_of(
 
 
 def unreadable() -> Sequence[Metric]:
-    """The metrics of the Kubernetes objects that this agent's clients could not decode."""
+    """The number of Kubernetes objects that this agent's clients could not decode, as a metric."""
     clients = tuple(_clients)
     if not clients:
         return ()

@@ -1,8 +1,9 @@
 """Removes podfabric from a node once the node is empty.
 
-`podfabric agent --until-empty` attaches no pod. It serves until the node has had no attachment, no
-address and no container with a part of a GPU for some seconds. A file records that the removal has
-begun, so that the next agent finishes the removal after a kill.
+`podfabric agent --until-empty` attaches no pod. An empty node has no attachment, no address and no
+container with a part of a GPU. After the node has been empty for some seconds, the agent removes
+the launchers and podfabric's files. A file records that the removal has begun. If the agent is
+killed, the next agent sees this file and finishes the removal.
 """
 
 import logging
@@ -144,7 +145,7 @@ def left(paths: Paths, store: StoreFiles) -> str:
 
 
 def removal_has_begun(paths: Paths) -> bool:
-    """Whether a process was killed while it removed podfabric's files."""
+    """Whether a removal of podfabric's files has begun and not ended."""
     return (paths.state / _BEGUN).exists()
 
 
@@ -153,7 +154,7 @@ def remove(
 ) -> None:
     """Remove launchers and files. Tries again after a failure, until `over` returns true.
 
-    The caller has closed the address store and holds the agent's lock. The lock's file goes last.
+    The caller has closed the address store and holds the agent's lock, which is removed last.
     """
     problems = Problems(_log)
     while not over():

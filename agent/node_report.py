@@ -1,7 +1,7 @@
 """Writes this node's FabricNode on the API server.
 
-The agent looks every `LOOK` seconds, and writes a change at most every `PAUSE` seconds. Without an
-API server, or without the kind FabricNode on it, nothing is written.
+The agent looks at the node every `LOOK` seconds, and writes a change at most every `PAUSE` seconds.
+Nothing is written if there is no API server, or if the API server lacks the kind FabricNode.
 """
 
 import logging
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeReport(StepThread):
-    """Keeps the FabricNode of this node. `mistakes` returns the errors of config.yaml by section.
+    """Updates the FabricNode of this node. `mistakes` returns the errors of config.yaml by section.
 
     `tell_pod` writes an event on a pod. `api` returns a client, or `None` without an API server.
     """
@@ -84,7 +84,7 @@ class NodeReport(StepThread):
             super().start()
 
     def refused(self, request: Request, error: CNIError) -> None:
-        """Keep a failed ADD for an hour. Any thread may call this."""
+        """Show a failed ADD in the FabricNode for an hour. Any thread may call this."""
         if request.command != "ADD":
             return
         pod = Pod()
@@ -151,7 +151,7 @@ class NodeReport(StepThread):
         return LOOK
 
     def _write(self, api: "ClusterApi", status: FabricNodeStatus) -> FabricNode:
-        """Write the status. The Node owns the object, so both are deleted together."""
+        """Write the status. The Node owns the object, so deleting the Node deletes the object."""
         from kube.resources import Meta, Node, NotFound
 
         name, stored = self._environ[leasing.NODE_NAME], self._stored

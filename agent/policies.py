@@ -65,7 +65,7 @@ class AgentPolicies:
                 self._follower.start()
 
     def close(self) -> None:
-        """Stop following the cluster's rules. Running calls keep their rules."""
+        """Stop watching the cluster's rules. Running calls keep their rules."""
         with self._starting:
             self._closed = True
         if self._follower is not None:
@@ -111,10 +111,10 @@ class AgentPolicies:
 
 
 def _label(key: str) -> str:
-    """A configuration's key without indexes, for a metric.
+    """A configuration's key as a metric's label, without indexes such as "[0]".
 
-    A key with characters other than letters, "." and "_" becomes "other", because it may have the
-    name of a pool or device.
+    A key with characters other than letters, "." and "_" becomes "other", because such a key may
+    contain the name of a pool or device.
     """
     plain = _INDEX.sub("", key)
     return plain if _KEY.fullmatch(plain) else OTHER

@@ -80,7 +80,7 @@ def states(run: Path) -> list[str]:
 
 
 def others(run: Path, state: str) -> bool:
-    """Whether a living agent has that state, in any mount namespace of the node."""
+    """Whether a living agent in any mount namespace of the node has the state `state`."""
     return state in _living(run, "")
 
 

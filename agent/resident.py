@@ -1,7 +1,7 @@
 """Runs the agent from its start to SIGTERM.
 
 Only one agent of a node listens, the one that holds the agent's lock. At SIGTERM the agent closes
-its sockets, releases the lock for the next agent, and finishes its running calls. Until then two
+its sockets, releases the lock for the next agent, and finishes its running calls. Meanwhile both
 agents run calls, for different attachments.
 """
 
@@ -106,7 +106,7 @@ def run(
 
 
 class Agent:
-    """All connected parts of the agent. The exit of `stack` closes the parts."""
+    """All connected parts of the agent. Closing `stack` closes the parts."""
 
     def __init__(
         self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None

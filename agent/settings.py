@@ -8,8 +8,8 @@
       scope: cluster    # where the node's addresses come from (ipam.store_choice)
 
 The file may be missing, because every key has a default. A section with a mistake keeps the last
-settings that this agent read without a mistake. Without such settings, `agent` has its defaults,
-and a call that needs `policy` or `ipam` fails. A mistake elsewhere affects every section.
+settings that this agent read without a mistake. Before the first such read, `agent` has its
+defaults, and a call that needs `policy` or `ipam` fails. A mistake elsewhere affects all sections.
 """
 
 import logging
@@ -69,8 +69,8 @@ AT_START_ONLY = frozenset(("listen", "sweep", "ipam"))  # keys read only at the 
 class Loaded(NamedTuple):
     """The content of the file.
 
-    `mistakes` has an error text for each section with a mistake. `unread` has the sections of which
-    this agent has not read a valid version yet. In `settings`, these sections have their defaults.
+    `mistakes` has an error text for each section with a mistake. `unread` has the sections that
+    this agent has never read without a mistake. In `settings`, these sections have their defaults.
     """
 
     settings: Settings
@@ -78,7 +78,7 @@ class Loaded(NamedTuple):
     unread: frozenset[str] = frozenset()
 
     def require(self, section: str) -> None:
-        """Raise CNIError 5 if this agent has not read a valid version of the section yet."""
+        """Raise CNIError 5 if the section is in `unread`."""
         if section in self.unread:
             raise CNIError(
                 Code.IO_FAILURE,
@@ -108,7 +108,7 @@ def load(path: Path, before: Loaded = NOTHING) -> Loaded:
 
 
 def parse(content: bytes, name: str, before: Loaded = NOTHING) -> Loaded:
-    """Read the content of a file. Error texts call the file `name`."""
+    """Read the content of a file. `name` is the file's name in error texts."""
     try:
         whole = documents.mapping(documents.decode(content, name), name)
         for key in whole:
@@ -141,7 +141,7 @@ def _kept(
     policy: Policy | None = None,
     ipam: AddressSettings | None = None,
 ) -> Loaded:
-    """Take the sections with a mistake from `before`."""
+    """For each section with a mistake, use the settings in `before`."""
     old = before.settings
     return Loaded(
         msgspec.structs.replace(agent or old, policy=policy or old.policy, ipam=ipam or old.ipam),
@@ -195,7 +195,7 @@ def reload(path: Path, before: Loaded) -> Loaded:
 
 
 def log_mistakes(loaded: Loaded, known: Mapping[str, str] = NOTHING.mistakes) -> None:
-    """Log each mistake that is not in `known`, and its effect until it is corrected."""
+    """Log each mistake that is not in `known`. The line also has the mistake's effect."""
     sections: dict[str, list[str]] = {}
     for section, text in loaded.mistakes.items():
         if known.get(section) != text:

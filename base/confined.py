@@ -16,7 +16,7 @@ _OPENED = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class UnsafeFile(Exception):
-    """A file must not be read. The text has only the reason, and callers add the file's name."""
+    """A file that must not be read. The text has only the reason, without the file's name."""
 
 
 def is_below(directories: Iterable[str], path: str) -> bool:

@@ -19,8 +19,8 @@ def write_atomically(
     """Replace the file at `path` by `content`. Raises OSError, which names the file.
 
     A reader sees the old file or the new one, never a part. If `durable`, the new file survives a
-    power cut. Otherwise a power cut may restore the old file or leave no file. Even then the
-    temporary file has the new content (see `recover`).
+    power cut. Otherwise a power cut may restore the old file or leave no file. After such a power
+    cut the temporary file has the new content (see `recover`).
 
     The caller must be the only writer of `path`. The next writer overwrites the temporary file of a
     killed writer.
@@ -53,8 +53,8 @@ def recover(path: Path | str, is_whole: Callable[[bytes], bool]) -> None:
     """Finish an interrupted `write_atomically`, before the next writer begins. Raises OSError.
 
     The temporary file replaces the file if `is_whole` accepts its content. Otherwise the temporary
-    file is removed. The file system must keep the order of creations and renames, and the fsync of
-    a new file must also save its name (ext4, XFS, btrfs).
+    file is removed. The file system must keep the order of creations and renames. An fsync of a new
+    file must also save the file's name. ext4, XFS and btrfs do both.
     """
     temporary = _temporary(path)
     try:
@@ -97,9 +97,9 @@ def write_at(descriptor: int, content: bytes, offset: int) -> None:
 def append(path: str, content: bytes) -> bool:
     """Append `content` to a file. Returns False if the file does not exist.
 
-    A kill after the return loses nothing. After a kill before the return, or a power cut, the file
-    may end with a part of `content` or with zeros. Raises OSError, which names the file. Then the
-    file has its old size.
+    A kill after the return loses nothing. An earlier kill or a power cut may leave a part of
+    `content` or zeros at the end of the file. Raises OSError, which names the file. After an
+    OSError the file has its old size.
     """
     try:
         descriptor = os.open(path, _APPENDING)

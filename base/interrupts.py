@@ -25,7 +25,7 @@ V = TypeVar("V")
 
 
 class Bound(Generic[V, T]):
-    """A context in which a context variable has a value.
+    """Sets a context variable for a `with` block.
 
     contextlib.contextmanager would cost three times as much, in each call.
     """
@@ -101,7 +101,7 @@ _call: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def serving(call: Call) -> Bound[None, Call]:
-    """A context in which this thread serves that call."""
+    """A context in which this thread serves `call`."""
     return Bound(_call, call)
 
 

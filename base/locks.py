@@ -29,7 +29,7 @@ class LockFile:
 
     Args:
         path: the file. Missing directories above it are created (0700).
-        what: the thing that the file stands for, for the error text.
+        what: names the locked thing in error texts.
         timeout: seconds to wait while another call holds the lock. With 0 there is one attempt.
         keep: keep the file. Otherwise the holder removes the file at the end.
         stay_open: keep the file open between two uses, until `close`. Only one thread at a time

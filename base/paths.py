@@ -8,7 +8,7 @@ import msgspec
 
 
 def _path(root: str, below: str) -> "cached_property[Path]":
-    """The property that joins the directory in the attribute `root` with the path `below`."""
+    """A property: the attribute `root`, joined with the path `below`."""
     return cached_property(lambda paths: getattr(paths, root) / below)
 
 
@@ -41,7 +41,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def sysfs(self) -> str:
-        """`sys` as text: an ADD reads about 50 attributes, and a Path costs more than the read."""
+        """`sys` as text, because making a Path takes longer than reading an attribute of sysfs."""
         return str(self.sys)
 
     attachments = _path("state", "attachments")  # the journal: one file per attachment

@@ -27,7 +27,7 @@ def registry() -> CollectorRegistry:
 
 
 class Source(Collector):
-    """Families of metrics. Each scrape computes them, and lacks them after an error."""
+    """Families of metrics that each scrape computes, and leaves out after an error."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         self._families = families

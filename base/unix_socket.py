@@ -33,7 +33,7 @@ def listen(path: Path, backlog: int) -> socket.socket:
 
 
 def is_served(path: Path) -> bool:
-    """Whether a process listens on that stream socket."""
+    """Whether a process listens on the stream socket `path`."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         try:

@@ -52,7 +52,7 @@ class Waker:
             self._poll.register(self._inotify, select.POLLIN)
 
     def wake(self) -> None:
-        """End the current wait, or else the next wait at once."""
+        """End the current wait. If no thread waits, the next wait ends at once."""
         with self._lock:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
@@ -80,7 +80,7 @@ class Waker:
         return self._inotify is not None and bool(self._inotify.read(timeout=0))
 
     def close(self) -> None:
-        """Close the descriptors. No thread may wait at this time. May be called again."""
+        """Close the descriptors. No thread may be in `wait`. May be called again."""
         with self._lock:
             if self._event < 0:
                 return

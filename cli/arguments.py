@@ -46,7 +46,7 @@ def seconds(text: str) -> float:
 
 
 def file(text: str) -> Path:
-    """Refuse "", which an unset variable of a script gives."""
+    """Refuse "", because a variable in the caller's script may be unset."""
     if not text:
         raise ArgumentTypeError("the path is empty: write a path, or remove the option")
     return Path(text)

@@ -1,7 +1,7 @@
 """`podfabric ipam ... --cluster`: commands for the pools and blocks on the API server.
 
-The commands work without the controller. `reclaim` frees the blocks of a machine that an
-administrator has seen switched off (docs/operate/controller.md).
+The commands work without the controller. `reclaim` frees the blocks of a machine, after an
+administrator has seen that the machine is off (docs/operate/controller.md).
 """
 
 import argparse
@@ -29,7 +29,7 @@ ATTEMPTS = 3  # to free a block that changes meanwhile
 
 
 class AddressHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """The node that leases the block of an address. `pod` is "" if no pod holds the address."""
+    """An address, and the node that leases the block. `pod` is "" if no pod holds the address."""
 
     address: str
     pool: str

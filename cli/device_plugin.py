@@ -1,6 +1,6 @@
 """`podfabric device-plugin`: runs the device plugin without the agent.
 
-Accepts the command lines of the device plugins that it replaces (docs/use/devices.md).
+Also accepts the command lines of the device plugins that podfabric replaces (docs/use/devices.md).
 """
 
 import logging

@@ -173,7 +173,7 @@ def verdicts(
     labels: Mapping[str, Mapping[str, str]],
     namespaces: Sequence[str] = (),
 ) -> list[Verdict]:
-    """Judge definitions for pods of their own namespace and of `namespaces`."""
+    """Judge each definition for pods of its own namespace and of each of `namespaces`."""
     return [
         verdict
         for definition in definitions
@@ -222,7 +222,7 @@ def _plugins(definition: WrittenDefinition) -> list[dict[str, Any]]:
 
 
 def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
-    """The allowance after all checks. Raises CNIError 7 and 121."""
+    """The `Allowance` with the rules that are left after all checks. Raises CNIError 7 and 121."""
     if plugin == "ipoib":
         return _addresses(request, ipoib_options.allowed(ipoib_options.read(request), allowed))
     if plugin in SRIOV:

@@ -36,8 +36,8 @@ _log = logging.getLogger(__name__)
 class Endpoint(ThreadingMixIn, TCPServer):
     """Serves at `listen` (see `agent.settings.listen_address`), with a thread for each client.
 
-    Without an `exposition` there is no /metrics. Then `listen` may be any address of the machine,
-    because the states are not secret. Raises OSError if it cannot listen.
+    Without an `exposition` there is no /metrics. An endpoint without /metrics may listen at any
+    address, because the states are not secret. Raises OSError if it cannot listen.
     """
 
     allow_reuse_address = True

@@ -134,7 +134,7 @@ class Metrics:
 
 
 class Lasting:
-    """Calls `make` at most once in `seconds`. Earlier calls return the last exposition."""
+    """Calls `make` at most once in `seconds`. Other calls return the last result."""
 
     def __init__(self, make: Callable[[], bytes], seconds: float = 1.0) -> None:
         self._make = make

@@ -54,9 +54,9 @@ class AgentEvents(StepThread):
         self._events: PendingEvents | None = None
 
     def of_gpu(self, incident: "OverUse | Refusal") -> None:
-        """Write an event on a pod that uses too much memory of a GPU, or has a refused process.
+        """Write an event on a pod that uses too much memory of a GPU, or whose process was refused.
 
-        A pod gets one event for over-use, one for killed processes, and one per text of a refusal.
+        A pod gets one event for over-use, one for killed processes, and one for each refusal text.
         """
 
         def write(events: "PendingEvents") -> None:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Calls:
-    """Runs the calls of `plugins`. Their keys are the names of the plugins' executables.
+    """Runs the calls of `plugins`. Each key of `plugins` is the name of a plugin's executable.
 
     `observe` gets the plugin, the verb, the CNI code (0 for success), and the seconds. If
     `until_empty`, each ADD fails. The functions of `failed` get each error of a plugin.

@@ -41,7 +41,7 @@ class ConnectionState(Enum):
 
 
 class LauncherConnection:
-    """The connection of one launcher. Its present state must end by `deadline` (monotonic)."""
+    """The connection of one launcher. The present `state` must end by `deadline` (monotonic)."""
 
     def __init__(self, peer: socket.socket, number: int, deadline: float) -> None:
         peer.setblocking(False)
@@ -112,7 +112,7 @@ class LauncherConnection:
 
     @property
     def lacking(self) -> int:
-        """The size of the buffer that the request needs, or 0 if the buffer is large enough."""
+        """The buffer size that the request needs, or 0 if the present buffer is large enough."""
         if self._header is None or self._header.total < len(self._buffer):
             return 0
         return self._header.total + 1
@@ -142,7 +142,7 @@ class LauncherConnection:
         self._buffer, self._received = bytearray(), 0
 
     def called(self, request: LauncherRequest, call: Call, deadline: float) -> None:
-        """Keep the complete request for a worker. `call` can end the call."""
+        """Keep the complete request for a worker."""
         self._request = request
         self.call, self.state, self.deadline = call, ConnectionState.CALLED, deadline
 
@@ -270,7 +270,7 @@ class Room:
             return True
 
     def admitted(self) -> list[LauncherConnection]:
-        """Give free memory to waiting requests, in their order. Returns these requests."""
+        """Give free memory to waiting requests, in order. Returns the served requests."""
         admitted: list[LauncherConnection] = []
         if not self._waiting:  # nearly always
             return admitted
@@ -292,9 +292,9 @@ class Room:
             return bool(self._waiting)
 
     def was_left(self) -> bool:
-        """Whether the last request returned its memory SETTLE seconds ago.
+        """Whether no request has had memory for SETTLE seconds.
 
-        True only in the first call after that.
+        Returns True once, then False until requests have had memory again.
         """
         with self._lock:
             over = self._left is not None and time.monotonic() >= self._left + SETTLE

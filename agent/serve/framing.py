@@ -6,7 +6,8 @@ All integers are unsigned, 32 bits, most significant byte first. The launcher se
     name    environment  configuration
 
 where `name` is the name of the started executable. The environment is a list of `NAME=value`, with
-a NUL after each. The configuration is the launcher's standard input. The first byte may carry one
+a NUL after each. The configuration is the launcher's standard input. If the launcher cannot read
+all of its input, it sends the errno of the failed read. The first byte carries at most one
 descriptor: the file that CNI_NETNS names. The launcher keeps its side open until it has the answer.
 So an end of file means that the launcher is gone. The agent answers
 

@@ -40,8 +40,8 @@ class Server:
     """Serves the listening unix socket `listener` until `stop`.
 
     `call` runs a request and returns the answer's frame. `refused` gets the reason of each refusal.
-    The server calls `leave` when it accepts no more clients. Then the next agent may listen, while
-    this agent finishes the running calls. The caller may replace `limits` at any time.
+    The server calls `leave` after its last accept(2). The next agent may then listen, while this
+    agent finishes the running calls. The caller may replace `limits` at any time.
     """
 
     def __init__(

@@ -3,8 +3,9 @@
 A thread may enter a pod's network namespace. A thread that cannot return to the host's namespace
 ends. A thread counts as stuck if its job does not end in time. A new thread replaces such threads.
 
-A running job holds one of `limit` places. A job that waits for something keeps its thread, but
-another job may have its place.
+A running job holds one of `limit` places. A job that waits (for a block of addresses, a carrier, a
+foreign executable) keeps its thread, but gives its place to another job. The server's limit of
+connections also limits the threads of jobs that wait.
 """
 
 import logging
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Job:
-    """Work for a thread. `does` is the function to run. It handles its own failures.
+    """Work for a thread. `does` is the function to run. The function handles its own failures.
 
     If the job still runs at the time `due` (monotonic), its worker counts as stuck, and the server
     calls `stuck`. `about` has the fields for the log.
@@ -96,10 +97,10 @@ class Workers:
 
     @contextmanager
     def aside(self, job: Job) -> Iterator[None]:
-        """A context in which the running job waits, and another job may have its place.
+        """A context in which the running job waits and gives its place to another job.
 
-        At the end the job continues at once, even without a place, because it may hold a lock that
-        jobs with places need. Then no further job begins until enough jobs have ended.
+        After the wait the job continues at once, even without a place, because other jobs may wait
+        for its lock. If too many jobs run, no job begins until enough jobs have ended.
         """
         with self._changed:
             inner = job in self._aside
@@ -169,7 +170,7 @@ class Workers:
 
     @property
     def _free(self) -> int:
-        """The number of free places. It is negative while jobs run without a place after a wait."""
+        """The number of free places. Negative while jobs run without a place."""
         places = self._limit + min(len(self._stuck - self._aside), self._limit)
         return places - (len(self._doing) - len(self._aside))
 

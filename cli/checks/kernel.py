@@ -97,7 +97,7 @@ def rdma_mode() -> str:
 
 
 def namespaces(node: ThisNode) -> Iterator[Outcome]:
-    """Check whether pods can open HCAs in the host's namespace, and whether HCAs can be moved."""
+    """Check whether pods can open HCAs, which depends on the kernel's RDMA namespace mode."""
     if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
         return

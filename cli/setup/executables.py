@@ -76,12 +76,12 @@ def is_foreign(path: Path) -> bool:
 
 
 def place_kept(path: Path) -> Path:
-    """The new path of another project's executable that was at `path`."""
+    """Where `install` moves another project's executable from `path`."""
     return path.parent / REPLACED / path.name
 
 
 def has_returned(path: Path) -> bool:
-    """Whether another project's file is at `path` again after `install` moved a file away."""
+    """Whether another project's file is at `path` again, after `install` has moved one aside."""
     return is_foreign(path) and is_foreign(place_kept(path))
 
 

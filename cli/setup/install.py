@@ -158,7 +158,7 @@ def _refuse(bin_dir: Path, contents: dict[Path, bytes]) -> None:
 def _give_back(path: Path) -> Iterator[str]:
     """Remove the launcher at `path`, or restore the file that the launcher replaced.
 
-    If another project's file is at `path` now, this newer file stays. The kept file is removed.
+    If `path` has another project's file now, this newer file stays. The replaced file is removed.
     """
     kept = executables.place_kept(path)
     if executables.is_ours(kept):  # left by a killed `install`

@@ -1,4 +1,4 @@
-"""`podfabric devices`: lists HCAs and GPUs, each with its pools or the reason for having none."""
+"""`podfabric devices`: lists HCAs and GPUs, each with its pools or why it has none."""
 
 import argparse
 import os
