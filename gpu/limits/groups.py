@@ -6,8 +6,8 @@ The container of a group sees these parts of the group's directory in /run/podfa
     region   read-write, on a separate file system (`region_tmpfs`)
     agent/   read-only, has the agent's socket
 
-Both files are only written in place, because a mount keeps showing the file that was mounted. Only
-root can enter the directories of groups.
+`limits` and `region` are only written in place, because a mount keeps showing the mounted file.
+Only root can enter the directories of groups.
 """
 
 import os
@@ -154,7 +154,7 @@ class Groups:
             return registered
 
     def mark_dead(self, group: str, registrations: Mapping[int, int]) -> None:
-        """Mark processes dead, by slot. A later registration in the slot stays alive."""
+        """Mark processes dead, by slot. A newer process in the slot stays alive."""
         self._change(
             group,
             registrations,
@@ -177,10 +177,7 @@ class Groups:
         registrations: Mapping[int, int],
         change: Callable[[int, Registered], Registered],
     ) -> None:
-        """Change the entries of living processes.
-
-        `registrations` has the expected registration by slot.
-        """
+        """Change the entries of living processes with these registrations, by slot."""
         with self._exclusive():
             opened = self._open(group)
             changed = {
@@ -228,7 +225,7 @@ class Groups:
         files.write_atomically(directory / "limits", content, 0o644, durable=False)
 
     def _write(self, opened: LimitsFile, limit: Limit) -> None:
-        """Set the limit and keep the corrections of compute shares."""
+        """Set the limit without a change of `kappa` and `settled_ns`."""
         before = opened.limit()
         opened.write(
             msgspec.structs.replace(limit, kappa=before.kappa, settled_ns=before.settled_ns)

@@ -1,4 +1,4 @@
-"""Binary layouts of the files `limits` and `region` and of the messages.
+"""Binary layouts: the files `limits` and `region`, and the messages of a group's socket.
 
 Each class PfX is struct pf_x of gpu/shim/layout.h, which explains the fields.
 """

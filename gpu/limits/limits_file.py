@@ -69,7 +69,7 @@ class LimitsFile:
 
     The caller ensures that there is one writer at a time. While the file is open for writing, no
     tenant can take a lease of the file (fcntl(2), F_SETLEASE). With `waits`, the constructor waits
-    until a lease ends, by default at most 45 seconds (/proc/sys/fs/lease-break-time).
+    for the end of a lease: at most /proc/sys/fs/lease-break-time, by default 45 seconds.
     """
 
     def __init__(self, path: Path | str, *, waits: bool = False) -> None:
@@ -109,7 +109,7 @@ class LimitsFile:
         os.close(self._descriptor)
 
     def is_at(self, path: str) -> bool:
-        """Whether the path still leads to this file, in its full size."""
+        """Whether the path still leads to this file, and the file has its full size."""
         try:
             status = os.stat(path)  # noqa: PTH116 - a Path costs more
         except OSError:
@@ -135,7 +135,7 @@ class LimitsFile:
         )
 
     def processes(self) -> dict[int, Registered]:
-        """The entries by slot, without slots that were never registered."""
+        """The entries by slot. Leaves out slots that never had a process."""
         content = self._read(layout.PROCESS_AT, layout.SLOTS * _PROCESS)
         registrations = memoryview(content).cast("Q")[:: _PROCESS // 8]  # each entry's first field
         return {
@@ -145,7 +145,7 @@ class LimitsFile:
         }
 
     def process(self, slot: int) -> Registered | None:
-        """The entry of one slot; `None` if the slot was never registered."""
+        """The entry of one slot; `None` if the slot never had a process."""
         content = self._read(layout.PROCESS_AT + slot * _PROCESS, _PROCESS)
         registered = self._registered(content, 0)
         return registered if registered.registration else None
@@ -190,7 +190,7 @@ _ENTRY = struct.Struct("<QQIIQ")  # struct pf_process; faster than ctypes
 
 
 def content_of(limit: Limit, allocation: bytes) -> bytes:
-    """The content of a new file. `allocation` has 16 bytes, as in `region`."""
+    """The content of a new file. The file `region` has the same 16 bytes `allocation`."""
     header = layout.PfLimitsHeader()
     header.magic, header.version = layout.LIMITS_MAGIC, layout.VERSION
     header.size, header.sequence = layout.LIMITS_SIZE, 2
@@ -219,7 +219,7 @@ def _process(process: Registered) -> bytes:
 
 
 def bytes_of(uuid: str) -> bytes:
-    """The 16 bytes of a UUID "GPU-…", as from cuDeviceGetUuid. Raises GroupError."""
+    """The 16 bytes of a UUID "GPU-…", as cuDeviceGetUuid returns them. Raises GroupError."""
     kind, _, number = uuid.partition("-")
     try:
         if kind != "GPU":

@@ -21,10 +21,10 @@ class LivingProcess:
 
 
 class LivingProcesses:
-    """The living processes and their slots. Any thread may use it.
+    """The living processes and their slots. Any thread may use an object.
 
     The pidfd of a process is in `epoll` and becomes readable when the process ends. A process
-    without a slot is dropped, so a group has at most as many pidfds as slots.
+    without a slot is dropped, so a group has no more pidfds than slots.
     """
 
     def __init__(self, epoll: select.epoll) -> None:
@@ -48,7 +48,7 @@ class LivingProcesses:
             }
 
     def last_groups_of(self, pids: Iterable[int]) -> dict[int, str]:
-        """Like `groups_of`, with recently ended processes. Their pids may be in use again."""
+        """Like `groups_of`, but with recently ended processes, whose pids may be in use again."""
         with self._lock:
             self._forget_ended(time.monotonic())
             ended = {pid: self._ended[pid][0] for pid in pids if pid in self._ended}
@@ -64,7 +64,7 @@ class LivingProcesses:
     def watch(
         self, pidfd: int, pid: int, start_time: int, group: str, slot: int, registration: int
     ) -> None:
-        """Watch for the end of the process registered in a slot. Keeps or closes `pidfd`."""
+        """Watch for the end of the process in a slot. The caller must not close `pidfd`."""
         with self._lock:
             previous = self._holders.pop((group, slot), None)
             if previous is not None:
@@ -94,7 +94,7 @@ class LivingProcesses:
             return holder.slots[group, slot]
 
     def take_ended(self, pidfds: Iterable[int]) -> dict[str, dict[int, int]]:
-        """Drop the ended processes of `pidfds`. Returns their registrations by group and slot."""
+        """Drop the ended processes among `pidfds`. Returns registrations by group and slot."""
         dead: dict[str, dict[int, int]] = {}
         now = time.monotonic()
         with self._lock:

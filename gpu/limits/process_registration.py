@@ -1,7 +1,7 @@
 """Registers the processes of groups, and marks ended processes dead in `limits`.
 
 The kernel identifies the process that connects to a group's socket (SO_PEERCRED and a pidfd). The
-process must run in the group's container. Backlog, number of clients and rate are per group, so no
+process must run in the group's container. Each group has its own backlog, clients and rate, so no
 group can delay another group. gpu/shim/layout.h describes the protocol.
 """
 
@@ -154,7 +154,7 @@ class Registrar(StepThread):
         return any(listener.group == group for listener in self._listeners.values())
 
     def _adopt(self, group: str) -> None:
-        """Watch the living processes of an earlier agent. Mark the ended processes dead."""
+        """Watch living processes that an earlier agent registered. Mark ended processes dead."""
         self._groups.settle(group)
         dead: dict[int, int] = {}
         for slot, known in self._groups.read(group).processes.items():
@@ -208,9 +208,9 @@ class Registrar(StepThread):
                 self._accept_if_possible(listener)
 
     def _accept_if_possible(self, listener: GroupSocket) -> None:
-        """Accept clients while the group's rate and number of waiting clients permit one more.
+        """Accept clients unless too many clients of the group wait or the group exceeds its rate.
 
-        More clients wait in the backlog.
+        Other clients wait in the backlog.
         """
         possible = listener.clients < CLIENTS and listener.budget >= 1
         if possible and not listener.accepting:
@@ -264,7 +264,7 @@ class Registrar(StepThread):
                 client.socket.send(bytes(answer), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _registered(self, group: str, request: PfRequest, pid: int, pidfd: int) -> PfAnswer | None:
-        """Keeps or closes `pidfd`. Returns `None` if the process has ended."""
+        """The caller must not close `pidfd`. Returns `None` if the process has ended."""
         status, detail = layout.STATUS_BUSY, ""
         tenant: Tenant | None = None
         try:

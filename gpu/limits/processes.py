@@ -1,7 +1,7 @@
 """Reads facts about processes of the host in /proc, such as the container of a process.
 
 Sources: cgroups(7) and proc(5). The kubelet (pkg/kubelet/cm/pod_container_manager_linux.go and
-cgroup_manager_linux.go) names the cgroups of pods. Container runtimes name inner cgroups.
+cgroup_manager_linux.go) names the cgroups of pods. Runtimes name the cgroups of containers.
 """
 
 import os
@@ -53,7 +53,7 @@ def container_of(pid: int) -> Container | None:
 
 @lru_cache(maxsize=256)  # the text is the same for all processes of a container
 def container_in(cgroups: str) -> Container | None:
-    """The container in the text of /proc/PID/cgroup, of cgroup v1, v2 or both."""
+    """The container that a text of /proc/PID/cgroup names, for cgroup v1, v2 or both."""
     paths: dict[str, str] = {}
     for line in procfs.lines(cgroups):
         _, _, rest = line.partition(":")
@@ -68,13 +68,13 @@ def container_in(cgroups: str) -> Container | None:
 
 
 def start_time(pid: int) -> int | None:
-    """The start of a process in clock ticks since the boot; `None` if it does not exist."""
+    """The start of a process in clock ticks since the boot; `None` if `pid` does not exist."""
     fields = _stat(pid)
     return int(fields[19]) if fields is not None else None
 
 
 def parent_of(pid: int) -> int | None:
-    """The pid of the parent: 0 if it is not visible, `None` if process `pid` does not exist."""
+    """The parent's pid: 0 if the parent is not visible, `None` if process `pid` does not exist."""
     fields = _stat(pid)
     return int(fields[1]) if fields is not None else None
 
@@ -88,7 +88,7 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Whether the process has ended. Until then, its pid belongs to no other process."""
+    """Whether the process has ended. No other process gets the pid before the end."""
     return bool(ended((pidfd,)))
 
 
@@ -100,7 +100,7 @@ def ended(pidfds: Iterable[int]) -> set[int]:
 
 
 def sees_the_host() -> bool:
-    """Whether this process is in the host's pid namespace, as the driver's pids are."""
+    """Whether this process is in the host's pid namespace, where the driver's pids are valid."""
     try:
         own, host = Path("/proc/self/ns/pid").stat(), procfs.path("1/ns/pid").stat()
     except OSError:  # unknown
@@ -109,7 +109,7 @@ def sees_the_host() -> bool:
 
 
 def mounted_region(pid: int) -> Mount | None:
-    """The region that a process has mounted; `None` without one or with too many mounts."""
+    """The region that a process has mounted; `None` if there is none, or mountinfo is too long."""
     try:
         with open(procfs.name(f"{pid}/mountinfo"), "rb") as file:  # noqa: PTH123
             content = file.read(_MOST_MOUNTINFO + 1)
@@ -143,7 +143,7 @@ def place_of(path: Path) -> Mount:
 
 
 def _container(path: str) -> Container | None:
-    """The container of the outermost pod in the path of a cgroup.
+    """The container below the outermost pod in a cgroup's path.
 
     Inner cgroups do not count, because a container can make cgroups of any name.
     """

@@ -56,7 +56,7 @@ class SlotUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Region:
-    """An open file `region`. `allocation` has 16 bytes, as in `limits`. Raises RegionInvalid."""
+    """An open file `region`. The file `limits` has the same `allocation`. Raises RegionInvalid."""
 
     def __init__(self, path: Path | str, allocation: bytes) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class Region:
         os.close(self._descriptor)
 
     def use(self) -> RegionUse:
-        """The last three fields are from the opening of the file."""
+        """The last three fields were read when the file was opened."""
         gpu = layout.PfGpu.from_buffer_copy(self._read(layout.USE_AT, _GPU))
         now, use = time.monotonic_ns(), {}
         for name in RegionUse.__struct_fields__:

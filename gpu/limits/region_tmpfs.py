@@ -1,11 +1,11 @@
-"""Makes a tmpfs(5) for each region, which has exactly the size of the region.
+"""Makes a tmpfs(5) for each region, of exactly the region's size.
 
 A tenant that enlarges its region gets ENOSPC. On a shared tmpfs, the region would take memory from
 the host and from other groups.
 
-The region is bind-mounted at its path, and then the tmpfs is unmounted. The tmpfs exists as long as
-a bind mount of the region exists. All mounts are made in the host's mount namespace, where the
-container runtime sees the mounts. An agent in a container needs HostToContainer propagation.
+The region is bind-mounted at its path, and then the tmpfs is unmounted. Bind mounts of the region
+keep the tmpfs alive. All mounts are made in the host's mount namespace, where the container runtime
+sees the mounts. An agent in a container needs HostToContainer propagation.
 """
 
 import errno

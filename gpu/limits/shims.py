@@ -14,7 +14,7 @@ LOOK_AGAIN = 5.0  # seconds between checks, which may read thousands of director
 
 
 class Shims:
-    """The libraries of gpu/shim on this node. One thread at a time may use it."""
+    """The libraries of gpu/shim on this node. One thread at a time may use an object."""
 
     def __init__(
         self, paths: Paths, settings: GpuLimitSettings, groups_obstacle: Callable[[], str | None]
@@ -34,7 +34,7 @@ class Shims:
         return self._problem
 
     def files(self) -> Sequence[SharedFile]:
-        """The driver's files and the libraries for a container. Raises HostError."""
+        """The files of the driver and of gpu/shim that a container gets. Raises HostError."""
         return driver_files.shared(driver_files.installed(self._seen), self._root, self._shims)
 
     def _obstacle(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Finds the tenant of a process of the host. A tenant is a container that holds a group."""
+"""Finds the tenant that a process belongs to. A tenant is a container that holds a group."""
 
 import threading
 from collections import OrderedDict
@@ -66,7 +66,7 @@ class Tenants:
     def _by_mount(
         self, possible: Sequence[Tenant], container: Container, pid: int
     ) -> Tenant | None:
-        """Find the region that the process, or an ancestor in its container, has mounted."""
+        """The tenant whose region the process, or an ancestor in its container, has mounted."""
         for _ in range(_MOST_ANCESTORS):
             mounted = processes.mounted_region(pid)
             if mounted is not None:

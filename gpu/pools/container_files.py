@@ -1,7 +1,7 @@
 """The files and device nodes that a container with a share of a GPU gets when it starts.
 
-A group has the limits of one container. The group's name comes from the container's slot, the first
-of the container's ids. Allocate answers with a CDI device of the same name. The CDI file is written
+A group has the limits of one container. The first of the container's ids is its slot. The group's
+name contains the slot. Allocate answers with a CDI device of the same name. The CDI file is written
 when the container starts, before the runtime reads the file.
 
 A reused slot has no file until its new container starts. A runtime that reads too early finds no
@@ -76,7 +76,7 @@ class ContainerFiles:
         write_device(self._paths, group, nodes, mounts, {**VOID, **variables})
 
     def uuid(self, group: str) -> str:
-        """The UUID of the GPU of a group, if its container has started; "" if it is unknown."""
+        """The UUID of a group's GPU; "" if unknown, as before the container's start."""
         try:
             return self.parts.groups.read(group).limit.uuid if self.parts.groups else ""
         except (GroupError, OSError):

@@ -20,7 +20,7 @@ from gpu.limits.tenants import Tenant
 
 
 class Holders:
-    """The containers that hold groups. Any thread may use it."""
+    """The containers that hold groups. Any thread may use an object."""
 
     def __init__(self, paths: Paths, ledger: Ledger) -> None:
         self._paths = paths

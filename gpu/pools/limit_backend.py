@@ -19,7 +19,7 @@ ALONE = "the device plugin runs alone: run `podfabric agent`, which enforces lim
 
 @dataclass(frozen=True)
 class GpuParts:
-    """The agent's functions for pools of GPUs. The defaults allocate no share of a GPU.
+    """The agent's functions for pools of GPUs. The defaults allow no shares of GPUs.
 
     `obstacle` returns the reason why the node cannot enforce limits. `files` raises HostError.
     """
@@ -35,7 +35,7 @@ class GpuLimits(Protocol):
     """Enforces limits for a `Service`. One thread at a time may use it."""
 
     def parts(self, config: DevicePluginConfig) -> GpuParts:
-        """The functions for a configuration. The caller serves the pools after this call."""
+        """The functions for a configuration. Call this before the pools are served."""
 
     def start(self) -> None:
         """Start to enforce limits. The ledger must be complete. A second call does nothing."""

@@ -199,7 +199,7 @@ class GpuPools:
         ]
 
     def _live_groups(self) -> frozenset[str]:
-        """The groups of all containers with a GPU, even if the containers have not started yet."""
+        """The groups of all containers with a GPU, started or not."""
         given = [(entry.resource, entry.gpu) for entry in self._ledger.allocations() if entry.gpu]
         named = ((gpu.group, group_of(resource, gpu.slot)) for resource, gpu in given if gpu.slot)
         return frozenset(filter(None, chain.from_iterable(named)))

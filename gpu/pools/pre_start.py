@@ -102,7 +102,7 @@ class Starter:
     def _held(
         self, pool: SharePool, rows: Collection[PodDevices]
     ) -> dict[AllocationKey, Allocation]:
-        """The container's allocations of the pool. Raises Rejected."""
+        """The container's allocations from the pool. Raises Rejected."""
         keys = [
             (row.resource, device_id)
             for row in rows
@@ -128,7 +128,7 @@ class Starter:
     ) -> SharedGPU:
         """The GPU of the container. Raises Rejected if the container's shares do not fit.
 
-        At its first start, a container gets the nearest GPU to its HCAs that has enough free.
+        At its first start, a container gets a GPU with enough room, the nearest one to its HCAs.
         """
         request = Share(
             sum(_gpu(entry).memory_bytes for entry in held.values()),

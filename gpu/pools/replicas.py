@@ -86,7 +86,7 @@ class ReplicaService(ServedPool):
         return gpu_ids.preferred(gpu_of, available, must_include, size, held, spread=spread)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """The device nodes of the ids' GPUs. Writes the allocation to disk before the return."""
+        """The device nodes of the ids' GPUs. Writes the allocation to disk first."""
         gpu_ids.check(self.name, ids, self._gpus)
         gpus = {DeviceId(device_id): self._gpus[device_id] for device_id in sorted(ids)}
         try:

@@ -137,7 +137,7 @@ class SharePool:
         )
 
     def with_room(self) -> set[str]:
-        """The GPUs with room for the only waiting container, or else for any share of the pool."""
+        """The GPUs with room: for the waiting container if only one waits, else for any share."""
         waiting: dict[tuple[str, str], Share] = {}  # by resource and slot
         keys: list[AllocationKey] = []
         for entry in self.ledger.allocations():
@@ -177,8 +177,8 @@ def choose(
 ) -> str | None:
     """The address of the GPU for a container; `None` if the request fits on no GPU.
 
-    `costs` has the distance of each GPU from the container's HCAs. At equal costs, `spread` prefers
-    the GPU with the most free memory, otherwise the GPU with the least.
+    `costs` has the distance of each GPU from the container's HCAs. At equal costs, the GPU with the
+    least free memory comes first; with `spread`, the GPU with the most.
     """
 
     def order(address: str) -> tuple[int, int, int, str]:
@@ -206,7 +206,7 @@ def shared_gpus(config: GpuPoolConfig, nodes: Sequence[NodeGPU]) -> dict[str, Sh
 
 
 def allocated(allocations: Iterable[Allocation]) -> dict[str, Share]:
-    """The shares that allocations have of each GPU, by address."""
+    """The allocated share of each GPU, by address."""
     shares: dict[str, Share] = {}
     for allocation in allocations:
         gpu = allocation.gpu
@@ -236,7 +236,7 @@ def healthy_ids(
 
 
 def _usable(config: GpuPoolConfig, node: NodeGPU) -> int | None:
-    """The bytes of a GPU that containers can get; `None` if its memory is unknown."""
+    """The bytes of a GPU's memory that containers can get; `None` if unknown."""
     if config.memory:
         return max(config.memory - config.reserve, 0)
     if node.memory is None:

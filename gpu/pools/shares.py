@@ -80,7 +80,7 @@ class ShareService(ServedPool):
         return gpu_ids.preferred({}, available, must_include, size, {}, spread=False)
 
     def allocate(self, ids: list[str]) -> v1beta1_pb2.ContainerAllocateResponse:
-        """Reserve the shares on one GPU. Writes the allocation to disk before the return."""
+        """Reserve the shares on one GPU. Writes the allocation to disk first."""
         ordered = sorted({DeviceId(device_id) for device_id in ids})
         with self.pool.ledger.allocating:
             self._check(ordered)
@@ -139,7 +139,7 @@ class ShareService(ServedPool):
     def _choose(
         self, count: int, keys: Collection[AllocationKey], request: Share
     ) -> SharedGPU | None:
-        """The GPU for `count` ids. `None` for ids of time, because the ids of memory decide."""
+        """The GPU for `count` ids; `None` for ids of time, because ids of memory decide the GPU."""
         free = self.pool.free(keys)
         fitting = {address: share for address, share in free.items() if share.holds(request)}
         only_time = not self.kind.share.memory
@@ -170,7 +170,7 @@ class ShareService(ServedPool):
     def _recorded(
         self, row: PodDevices, ids: Sequence[DeviceId], rows: Sequence[PodDevices]
     ) -> AllocatedGPU:
-        """The record for an id of a started container. The GPU comes from its limits or ids."""
+        """The record for an id of a started container. The limits or the ids name the GPU."""
         memory = self.pool.config.resources[0] if not self.kind.shape else self.name
         own = (row.uid, row.namespace, row.name, row.container)
         main = next(

@@ -108,8 +108,8 @@ class ShareController:
     ) -> None:
         """Correct the shares after a tick. `used` is by group and GPU.
 
-        `measured` has the variance of the sampled GPU time in seconds² for each reported GPU.
-        Groups on other GPUs, such as GPUs in MIG mode, are not corrected.
+        `measured` has the variance of each reported GPU's sampled time, in seconds². Groups on
+        other GPUs, such as GPUs in MIG mode, are not corrected.
         """
         accounts, allocations = self._accounts, self._allocations
         self._accounts, self._allocations = {}, {}

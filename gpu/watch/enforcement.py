@@ -1,4 +1,4 @@
-"""Reports a group that uses more memory of a GPU than its limit, or kills its processes.
+"""Reports groups that use more GPU memory than their limit, and can kill their processes.
 
 Only figures of the driver and the kernel count, because a tenant cannot change these figures.
 """
@@ -96,8 +96,8 @@ class Enforcement:
 def _kill(nvml: Nvml, uuid: str, is_member: Callable[[int], bool]) -> tuple[int, ...]:
     """Kill the members of a group that use a GPU. Returns the pids of killed processes.
 
-    By now, a reported pid may belong to another process. So this function opens pidfds, queries the
-    driver again, and kills only processes that the driver still reports.
+    After the driver's report, another process may get a pid. So this function opens pidfds, queries
+    the driver again, and kills only processes that the driver still reports.
     """
     held: dict[int, int] = {}
     killed = []

@@ -1,4 +1,4 @@
-"""The metrics of GPU limits, without unknown values.
+"""The metrics of GPU limits. Unknown values are left out.
 
 No label has a pid, because pids would add many series.
 """
@@ -21,7 +21,7 @@ Rows = Sequence[tuple[str, str, Callable[[TenantSample], float | None]]]
 
 
 def _use(value: Callable[[RegionUse], float]) -> Callable[[TenantSample], float | None]:
-    """A function that reads a value from a tenant's region; `None` if the region is damaged."""
+    """A function that returns a value of a tenant's region, or `None` if the region is damaged."""
     return lambda of: None if of.use is None else value(of.use)
 
 

@@ -4,8 +4,8 @@ A group pays an estimate before each launch. The use since any moment has two bo
 
     use of the finished launches  <=  use  <=  use of all launches
 
-A group that used more than it paid must pay the difference. A group that used less than it paid for
-finished launches gets the difference back.
+A group that used more than it paid must pay the difference. A group that paid more for finished
+launches than it used gets the difference back.
 
 The factor kappa = use / estimate corrects the estimates. The two bounds limit kappa, too.
 
@@ -81,8 +81,8 @@ def after_tick(
 ) -> tuple[TimeAccount, float, float]:
     """Settle a tick. Returns the account, `settled` and `kappa` after the tick.
 
-    `usable` is the largest refund that the group can use now. The rest waits for later ticks.
-    `longest` is the estimate of the group's longest kernel.
+    `usable` is the largest refund that the group can use now. The rest of a refund waits for later
+    ticks. `longest` is the estimate of the group's longest kernel.
     """
     last = account.points[-1]
     if at - last.at > LONGEST_TICK:

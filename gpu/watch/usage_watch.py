@@ -63,7 +63,7 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
 class Watch:
     """Samples all groups that have a tenant. One thread may use it.
 
-    `owned` returns GPUs to sample even without groups, as minor numbers by UUID.
+    `owned` returns GPUs that are sampled even without groups: minor numbers by UUID.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Watch:
         )
 
     def tick(self, nvml: Nvml) -> dict[tuple[str, str], UsedTime]:
-        """Used time by group and GPU since the last tick. Leaves out groups that used none."""
+        """Used time by group and GPU since the last tick. Leaves out idle groups."""
         reported: dict[str, dict[int, UsedTime]] = {}
         for uuid in list(self._capacities):
             sampled = self._sampled.setdefault(uuid, SampledTime())
@@ -177,7 +177,7 @@ class Watch:
         return files
 
     def _regions(self, files: Mapping[str, GroupFiles]) -> "dict[str, _RegionContent]":
-        """The content of the groups' regions, empty if a region is damaged."""
+        """The content of each group's region; empty if the region is damaged."""
         contents = {}
         for group, known in files.items():
             contents[group] = _RegionContent({}, None)
@@ -221,7 +221,7 @@ class Watch:
 
 
 def overuse(device_bytes: int, limit_bytes: int) -> int:
-    """Bytes above the limit and the tolerance; 0 if there are none."""
+    """Bytes above the limit plus the tolerance; 0 if there are none."""
     return max(0, device_bytes - limit_bytes - TOLERANCE_BYTES - int(limit_bytes * TOLERANCE))
 
 

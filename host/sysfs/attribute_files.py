@@ -1,6 +1,6 @@
 """Reads and writes sysfs: attributes, directories and links.
 
-A read raises nothing, and an unreadable file counts as empty. A device may vanish meanwhile, and a
+A read raises nothing, and an unreadable file counts as empty. A device may vanish during a read. A
 driver refuses attributes that it does not support (EINVAL, EOPNOTSUPP, EIO). Paths are strings,
 because making a Path takes longer than a read.
 """
@@ -11,7 +11,7 @@ _PAGE = 65536  # bytes; the largest page of any architecture; an attribute fits 
 
 
 def text(path: str, errors: str = "strict") -> str:
-    """An attribute, stripped; "" if it is unreadable or not UTF-8. `errors` is that of decode."""
+    """An attribute, stripped; "" if it is unreadable or not UTF-8. `errors` goes to `decode`."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Detects changes in sysfs faster than a read of all HCAs.
+"""Detects changes in sysfs without a slow read of all HCAs.
 
 The device plugin calls these functions every second and for every allocation.
 """
@@ -15,7 +15,7 @@ _PARTS = ("class/infiniband", _UVERBS, "bus/pci/devices", "bus/auxiliary/devices
 
 
 def hardware(paths: Paths) -> frozenset[str]:
-    """Names in sysfs. The set changes when hardware, a driver or its interface comes or goes."""
+    """Names in sysfs. The set changes when hardware, a driver or an interface comes or goes."""
     sys = paths.sys
     entries = {
         f"{part}/{name}" for part in _PARTS for name in attribute_files.names(f"{sys}/{part}")
@@ -37,7 +37,7 @@ def uverbs(paths: Paths) -> frozenset[str]:
 
 
 def has_other_ports(paths: Paths, hcas: Iterable[HCA], *, rates: bool = False) -> bool:
-    """Whether a port's state, or with `rates` a port's rate, differs from the one in `hcas`."""
+    """Whether a port's state differs from its state in `hcas`. With `rates`, rates count too."""
     for rdma in (rdma for hca in hcas for rdma in hca.rdma):
         for port in rdma.ports:
             at = f"{paths.sys}/class/infiniband/{rdma.name}/ports/{port.number}"

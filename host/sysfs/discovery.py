@@ -148,7 +148,7 @@ class SysfsSnapshot:
         return netdev
 
     def indexes_of_vfs(self, pf: str) -> dict[str, int]:
-        """The numbers of a PF's VFs by their addresses."""
+        """The number of each VF of a PF, by the VF's address."""
         if pf not in self._indexes:
             self._indexes[pf] = {vf: index for index, vf in pci.indexed_vfs(self._paths, pf)}
         return self._indexes[pf]
@@ -166,7 +166,7 @@ class SysfsSnapshot:
         return attribute_files.names(f"{self._sys}/{path}")
 
     def indexes(self, path: str) -> list[int]:
-        """The entries of a table that are numbers, sorted."""
+        """The numbers among a table's entries, sorted."""
         return sorted(int(name) for name in self.names(path) if name.isdecimal())
 
     def target(self, path: str) -> str:
@@ -210,7 +210,7 @@ class SysfsSnapshot:
                 self.mad[rdma, self.text(f"{at}/port"), name.rstrip("0123456789")] = node
 
     def _home(self, name: str, above: str) -> str:
-        """The id of an RDMA device's HCA: the nearest address above it, else the device's name."""
+        """The id of an RDMA device's HCA: the nearest address above the device, else its name."""
         if above == "virtual":
             self.software.add(name)
         while above:
@@ -260,10 +260,7 @@ def hcas(paths: Paths) -> list[HCA]:
 
 
 def rdma_cm(paths: Paths) -> CharacterDevice | None:
-    """The device node of the RDMA connection manager.
-
-    `None` if the module rdma_ucm is not loaded.
-    """
+    """The device node of the RDMA connection manager; `None` without the module rdma_ucm."""
     return node_at(f"{paths.sys}/class/misc/rdma_cm")
 
 
@@ -372,7 +369,7 @@ def _with_guid(snapshot: SysfsSnapshot, guid: str, own: list[Netdev]) -> tuple[s
 def _in_gid_table(
     snapshot: SysfsSnapshot, ndevs: str, number: int, own: list[Netdev]
 ) -> tuple[str, ...]:
-    """The interfaces in a RoCE port's GID table; if it is empty, interfaces of the port's number.
+    """The interfaces in a RoCE port's GID table, or else the interfaces with the port's number.
 
     VLANs and bonds in the table count only if the table has no interface of the device.
     """

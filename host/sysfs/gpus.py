@@ -1,4 +1,4 @@
-"""Finds NVIDIA GPUs in the driver's /proc files, and looks a GPU up by a device plugin's id.
+"""Finds NVIDIA GPUs in the driver's /proc files, also by a device plugin's id.
 
 Sources: the driver's README, "The /proc interface" (gpus/*/information); for ids, the device
 plugins of NVIDIA, GKE, Deepomatic, Alnair and HAMi.

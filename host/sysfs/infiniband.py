@@ -64,12 +64,12 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
 
 
 def node_guid(paths: Paths, hca: str) -> str:
-    """The node GUID that an HCA's driver has read, "00:11:22:33:44:55:66:77"; "" if unknown."""
+    """The node GUID of an HCA, "00:11:22:33:44:55:66:77"; "" if unknown."""
     guid = attribute_files.text(f"{paths.sysfs}/class/infiniband/{hca}/node_guid")
     return bytes.fromhex(guid.replace(":", "")).hex(":")
 
 
 def bdf_of(paths: Paths, name: str) -> str:
-    """The address of the PCI function of a netdev on the host; "" if there is none."""
+    """The address of a host netdev's PCI function; "" if there is none."""
     address = attribute_files.target(f"{paths.sysfs}/class/net/{name}/device")
     return address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", address) else ""

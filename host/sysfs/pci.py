@@ -1,9 +1,9 @@
 """Reads PCI functions and auxiliary devices from sysfs (PF, VF, driver, netdevs). Binds drivers.
 
 A device's directory `net/` lists only the interfaces in the network namespace of the sysfs mount.
-In the RDMA subsystem's exclusive mode, `infiniband/` lists only the RDMA devices in that namespace.
-The driver, `physfn` and `virtfn*` are visible in every namespace. A device that vanishes while it
-is read counts as absent.
+In the RDMA subsystem's exclusive mode, `infiniband/` lists only the RDMA devices in the same
+namespace. The driver, `physfn` and `virtfn*` are visible in every namespace. A device that vanishes
+while it is read counts as absent.
 
 Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net, stable/sysfs-class-infiniband,
 drivers/base/bus.c.
@@ -39,7 +39,7 @@ _REPRESENTOR = re.compile(r"(c[0-9]+)?pf[0-9]+.*")
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A PCI function, or an auxiliary device (a scalable function), in sysfs.
 
-    A VF with its interface in a pod has no `netdevs`. The `netdevs` of a PF include representors.
+    A VF whose interface is in a pod has no `netdevs`. The `netdevs` of a PF include representors.
     """
 
     address: str  # "0000:af:06.0", or "mlx5_core.sf.6"
@@ -57,7 +57,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def userspace(self) -> bool:
-        """Whether a userspace driver is bound (DPDK, a virtual machine), so a netdev is missing."""
+        """Whether the driver is for DPDK or virtual machines and so makes no netdev."""
         return for_userspace(self.driver)
 
 
@@ -107,7 +107,7 @@ def netdevs(paths: Paths, address: str) -> list[str]:
 
 
 def place_of_vf(paths: Paths, address: str) -> tuple[str, int | None]:
-    """The PF of the VF with that canonical address, and the VF's number; else ("", `None`)."""
+    """The PF and number of the VF with that canonical address; ("", `None`) if it is no VF."""
     device = _device(paths, address)
     pf = attribute_files.target(f"{device}/physfn")
     return pf, _index(paths, pf, address) if pf else None
@@ -126,7 +126,7 @@ def vfs(paths: Paths, pf: str) -> list[Function]:
 
 
 def indexed_vfs(paths: Paths, pf: str) -> list[tuple[int, str]]:
-    """The number and address of each VF of the PF with that canonical address, in order."""
+    """The number and address of each VF, in order. `pf` is a canonical address."""
     found = []
     for entry, link in _below(_device(paths, pf)).items():
         if (name := _VIRTFN.fullmatch(entry)) and (address := attribute_files.target(link)):
@@ -193,7 +193,7 @@ def is_software(paths: Paths, rdma: str) -> bool:
 
 
 def uverbs_of(paths: Paths, rdma: str) -> str:
-    """The name of an RDMA device's character device ("uverbs0"), or "". A bind may change it."""
+    """An RDMA device's character device ("uverbs0"), or "". A bind may change the name."""
     for uverbs, entry in _below(f"{paths.sysfs}/class/infiniband_verbs").items():
         if attribute_files.text(f"{entry}/ibdev") == rdma:
             return uverbs
@@ -236,7 +236,7 @@ def unbind(paths: Paths, function: Function) -> None:
 
 
 def bind(paths: Paths, function: Function, driver: str) -> None:
-    """Bind a function without a driver to `driver`. Raises HostError.
+    """Bind an unbound function to `driver`. Raises HostError.
 
     A driver that does not match the function's PCI IDs (vfio-pci) needs `driver_override`.
     """

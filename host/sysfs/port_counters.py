@@ -67,9 +67,9 @@ _CONGESTION = frozenset(
 
 
 class PortCounters(msgspec.Struct, frozen=True, kw_only=True):
-    """The counters of a port since its driver was loaded or somebody reset the port.
+    """The counters of a port since the driver's start or the port's last reset.
 
-    A number is `None` if the driver does not count. The tables have the kernel's names.
+    A number is `None` if the driver lacks the counter. The mappings use the kernel's names.
     """
 
     received_bytes: int | None
