@@ -136,7 +136,7 @@ def _multicast(link: Link, group: bytes) -> bytes:
 
 
 def _owner(payload: bytes, target: _Target, mine: bytes) -> bytes | None:
-    """The hardware address of the owner that a packet names; `None` if the packet names none."""
+    """The owner's hardware address in a packet; `None` if the packet shows no owner."""
     if target.protocol == packets.ETH_P_ARP:
         return _owner_by_arp(payload, target.address, mine)
     return _owner_by_advertisement(payload, target.address)

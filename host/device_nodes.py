@@ -21,7 +21,7 @@ class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
-    """The node at a path of the host. Raises HostError with the remedy `missing` or `other`."""
+    """The device node at `host`. Raises HostError; the remedy is `missing` (no file) or `other`."""
     try:
         status = host.stat()
     except OSError as error:
@@ -33,7 +33,7 @@ def look_up(host: Path, inside: str, missing: str, other: str) -> DeviceNode:
 
 
 def verify(paths: Paths, device: CharacterDevice) -> DeviceNode:
-    """The node of an RDMA device. Raises HostError if its numbers differ from those in sysfs."""
+    """The device node of an RDMA device. Raises HostError if sysfs has other numbers."""
     host, numbers = paths.dev / "infiniband" / device.name, f"{device.major}:{device.minor}"
     in_sysfs = f"sysfs has {numbers}"
     missing = f"{in_sysfs}: is udev running, and is this the host's /dev?"

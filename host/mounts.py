@@ -1,8 +1,8 @@
 """Mounts and unmounts (mount(2), umount2(2)), also in the host's mount namespace.
 
 No runtime sees mounts in an agent's container, so the agent mounts in the host's mount namespace.
-setns(2) needs a thread that shares its root and working directory with no other thread (unshare(2),
-CLONE_FS). The thread cannot move back, so each task runs in a new thread.
+setns(2) refuses a thread that shares its root and working directory with another thread
+(unshare(2), CLONE_FS). The thread cannot move back, so each task runs in a new thread.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ def mount(source: str, target: Path, kind: str, flags: int, options: str = "") -
 
 
 def unmount(target: Path) -> None:
-    """Detach all mounts at `target`. Processes that use a mount keep it. Raises OSError."""
+    """Detach all mounts at `target`, even if processes use them. Raises OSError."""
     while _libc.umount2(os.fsencode(target), _MNT_DETACH | _UMOUNT_NOFOLLOW) == 0:
         pass
     code = ctypes.get_errno()

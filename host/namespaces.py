@@ -199,11 +199,10 @@ def where(path: str) -> str:
 
 
 def proves_absence(path: str, seen_from: str) -> bool:
-    """Whether a namespace that is missing at `path` here is also missing in the mount namespace
-    `seen_from`.
+    """Whether a namespace that is missing at `path` here is missing in `seen_from` (`where`), too.
 
-    This is certain in the same mount namespace. In another mount namespace, the path's directory
-    must be the same and must not have the name. A file of that name may be a mount point there.
+    This is certain in the same mount namespace. Another mount namespace must have the same
+    directory without a file at `path`, because the file may be a mount point there.
     """
     mounts, _, directory = seen_from.partition(" ")
     if mounts == view():
@@ -227,7 +226,7 @@ def view() -> str:
 
 
 class Home:
-    """The network namespace of a process, to which its threads return."""
+    """The network namespace of the process. `restore` moves a thread back into the namespace."""
 
     def __init__(self) -> None:
         self._descriptor = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """Moves an interface into a pod, and restores it on the host.
 
 A moved interface gets a mark, because a name does not identify an interface. The mark is an alias
-made from the attachment's key. A pod may overwrite the alias, so properties that a pod cannot
-change count, too.
+made from the attachment's key. A pod may overwrite the alias, so podfabric also compares properties
+that a pod cannot change.
 """
 
 import errno
@@ -87,7 +87,7 @@ def origin_of(link: Link) -> Origin:
 
 
 def require_free(pod: Rtnetlink, name: str) -> None:
-    """Raise NameTaken if the pod has an interface of that name. A move would fail too late."""
+    """Raise NameTaken if the pod has the name: the kernel refuses the name only after a move."""
     if not links.has_name(pod, name):
         return
     taken = links.find(pod, name)
@@ -132,8 +132,8 @@ def move_in(
 def set_address(route: Rtnetlink, link: Link, mac: str) -> None:
     """Set an interface's hardware address (6 bytes).
 
-    With some drivers (igb), an untrusted VF cannot set its address after the PF has set one. The VF
-    takes the PF's address when its interface is set down.
+    Once the PF has set an address, some drivers (igb) let no untrusted VF set its own address. The
+    VF takes the PF's address when the VF's interface is set down.
     """
     try:
         link_changes.set_mac(route, link, mac)
@@ -152,9 +152,9 @@ def find(route: Rtnetlink, names: Sequence[str], origin: Origin, mark: Mark) -> 
     """Find an attachment's interface in a namespace, under any name.
 
     `names` are tried first, in their order. A pod can change or forge the mark, so a hardware
-    interface is identified by its device. The mark or the address tells two interfaces of one
-    device apart. An interface without a device is found by the mark, or by name, kind and address
-    together.
+    interface is identified by its device. If a device has two interfaces, the mark or else the
+    address decides. An interface without a device is found by the mark, or by name, kind and
+    address together.
     """
     for position, name in enumerate(names):
         # A check whether a name exists takes less time than a look-up that fails.
@@ -182,8 +182,8 @@ def restore(host: Rtnetlink, pod: Rtnetlink | None, name: str, origin: Origin, m
     """Move the interface `name` of the pod to the host, and restore its properties there.
 
     The interface may be on the host already. After a failure, a second call continues. Returns
-    False if neither namespace has the interface. Raises NameTaken if another interface on the host
-    has the old name. Then the interface is on the host with its mark, under a temporary name.
+    False if neither namespace has the interface. Raises NameTaken if another host interface has the
+    old name. After NameTaken, the interface is on the host with its mark, under a temporary name.
     """
     link = find(pod, (name,), origin, mark) if pod is not None else None
     if pod is not None and link is not None:
@@ -222,7 +222,7 @@ def _move_out(host: Rtnetlink, pod: Rtnetlink, link: Link, origin: Origin, mark:
 
 
 def _restore(host: Rtnetlink, origin: Origin, mark: Mark, name: str = "") -> bool:
-    """Restore each property of the interface on the host that differs. Removes the mark last."""
+    """Restore the interface's changed properties on the host. Removes the mark last."""
     names = (name,) if name else (mark.temporary_name, origin.name)
     link = find(host, names, origin, mark)
     if link is None:
@@ -285,7 +285,7 @@ def _is_of_device(link: Link, origin: Origin) -> bool:
 
 
 def _is_unmarked(link: Link, origin: Origin) -> bool:
-    """Whether an interface with the right name is the moved interface, but without its mark."""
+    """Whether an interface with the right name, but without a mark, is the moved interface."""
     same = (link.device, link.kind, link.mac) == (origin.device, origin.kind, origin.mac)
     return same and not link.alias.startswith(ALIAS_PREFIX)
 
@@ -309,8 +309,8 @@ def _drop_clashing_altnames(source: Rtnetlink, target: Rtnetlink, link: Link, na
     """Remove alternative names that prevent a move.
 
     If an alternative name equals the new name, the rename fails after the move. If the target has
-    the alternative name, the kernel refuses the move. Before Linux 6.6 the kernel confuses the
-    interfaces.
+    the alternative name, the kernel refuses the move. Before Linux 6.6 the move succeeds, but the
+    kernel confuses the two interfaces.
     """
     for altname in link.altnames:
         if altname == name or links.has_name(target, altname):

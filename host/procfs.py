@@ -1,8 +1,8 @@
 """Finds the host's proc(5).
 
 In a container, /proc shows only processes of the container, and its sysctls are read-only. So the
-host's /proc is mounted at another path. In both, sys/net belongs to the network namespace of the
-reading thread.
+host's /proc is mounted at another path. At both paths, sys/net belongs to the network namespace of
+the reading thread.
 """
 
 import re

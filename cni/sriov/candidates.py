@@ -14,7 +14,7 @@ from host.sysfs.pci import Function
 
 
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
-    """The addresses of the devices to try, in order. Raises CNIError if there are none.
+    """The addresses of the devices to try, in order. Raises CNIError if no candidate exists.
 
     A device that the configuration names is the only candidate. Otherwise the candidates are the
     devices that the kubelet gave to the pod. A pod without such devices gets an unreserved device
@@ -83,18 +83,15 @@ def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
 
 
 def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
-    """The names of the PCI function's own RDMA devices.
-
-    If it has none, the names of its interface's RDMA devices.
-    """
+    """The names of the PCI function's RDMA devices, or else of its interface's RDMA devices."""
     return pci.rdma_of(paths, function.address) or function.rdma
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
-    """Call `require_match` before the device is locked, but not for the pod's own device.
+    """Call `require_match`, unless the kubelet gave the device to the pod.
 
-    A dead attachment may still have the pod's own device. The caller releases that device first,
-    and then checks it.
+    A dead attachment may still have the kubelet's device. The caller releases the device first, and
+    then calls `require_match`.
     """
     function = pci.find(paths, address)
     if function is not None and match.holdings.hca(function.address) is None:

@@ -40,7 +40,7 @@ class ClaimedDevice(NamedTuple):
 
 
 class _InUse(Exception):
-    """Another attachment has the device. `settling` is true while a call for that attachment runs.
+    """Another attachment has the device. `settling`: a call for the other attachment runs.
 
     Tenants read the error text, so only `note` names the other attachment.
     """
@@ -77,8 +77,8 @@ class Claimer(NamedTuple):
     def claim(self, wanted: SriovOptions) -> ClaimedDevice:
         """Claim the first candidate that fits. Raises CNIError with a reason for each candidate.
 
-        While a call runs for the owner of a candidate, wait and try again. Other attachments of the
-        pod may choose during the wait.
+        While another call works on a candidate, wait and try again. Other attachments of the pod
+        may choose during the wait.
         """
         deadline = time.monotonic() + locks.TIMEOUT
         backoff = Backoff(0.05, 1.0)

@@ -72,7 +72,7 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
 
 
 def _origin(plan: DevicePlan) -> Origin | None:
-    """The interface's state for the DEL. An alias with our prefix is from a lost attachment."""
+    """The interface's state for the DEL, without the mark of a lost attachment."""
     if plan.link is None:
         return None
     origin = origin_of(plan.link)

@@ -1,7 +1,7 @@
 """Reads and checks a network configuration of type `sriov`.
 
-The keys are those of sriov-cni, ib-sriov-cni and their common ancestor. A key that is missing or
-null leaves its setting unchanged.
+Accepts the keys of sriov-cni, of ib-sriov-cni, and of the plugin that both come from. A key that is
+missing or null leaves its setting unchanged.
 """
 
 from collections.abc import Mapping
@@ -170,7 +170,7 @@ def device_of(request: Request) -> Bdf:
 
 
 def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
-    """The device's address and "", or "" and the device id if the id is not an address."""
+    """The pair (address, ""), or ("", device id) for a device id that is not an address."""
     if by_key and len(set(by_key.values())) == 1:
         device_id = next(iter(by_key.values()))
         address = _address(device_id)
@@ -261,7 +261,7 @@ def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[st
 
 
 def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
-    """Raise CNIError for options that exclude each other. `vf` has names for errors, by key."""
+    """Raise CNIError for options that exclude each other. `vf` has each key's name in errors."""
     named = [name for name in vf.values() if name]
     if written.pfOnly and named:
         raise wrong(

@@ -93,7 +93,7 @@ class Sriov(InterfacePlugin):
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Restore the attachment's device, if it still has one. Raises HostError, Busy."""
+        """Restore the device that the attachment still has, if any. Raises HostError, Busy."""
         vf_release.release(self.journal, self.paths, attachment, request, entry)
         if entry is not None:
             sriov_cni.forget(self.paths, attachment, entry.device)

@@ -3,9 +3,9 @@
 RDMA devices are found by their uverbs devices, which are visible in every namespace. Binding a
 driver creates a new device, and another HCA's device may get the old index.
 
-A container gets the numbers of its uverbs devices when the kubelet admits the pod. A device that is
-bound or moved gets the lowest free number of the node. Two calls at once could swap numbers, so
-only one call at a time binds or moves devices.
+A container gets the numbers of its uverbs devices when the kubelet admits the pod. A bind or a move
+gives a device the node's lowest free number. Two calls at once could swap numbers, so only one call
+at a time binds or moves devices.
 """
 
 import threading
@@ -69,7 +69,8 @@ def restore(
 ) -> bool:
     """Move the function's RDMA devices from these namespaces to the host, under their old names.
 
-    Without namespaces, wait for a dying namespace. Returns False if `seconds` were not enough.
+    Without namespaces, only wait for the kernel to move the devices. Returns False if devices are
+    still missing after `seconds`.
     """
 
     def is_restored() -> bool:
@@ -86,7 +87,7 @@ def restore(
 
 
 def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
-    """Move the function's RDMA devices that are in the namespace to the host."""
+    """Move the function's RDMA devices from the namespace to the host."""
     names = pci.rdma_of(paths, record.device)
     with rdma.rdma(namespace) as pod:
         for device in rdma.devices(pod):
@@ -128,7 +129,7 @@ def numbering_alone(paths: Paths) -> Iterator[None]:
 
 @contextmanager
 def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
-    """Like `numbering_alone`, for these RDMA devices. Raises CNIError 100 if a number changes."""
+    """Like `numbering_alone`. Raises CNIError 100 if the number of one of these devices changes."""
     if not names:
         yield
         return

@@ -69,8 +69,7 @@ def adopt(
 ) -> JournalEntry | None:
     """Write the entry of an attachment, unless another attachment has its VF now.
 
-    Raises HostError if the VF is neither on the host nor in the pod, and its namespace has
-    processes.
+    Raises HostError if the VF is in a third namespace (not the host's or the pod's) with processes.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)
@@ -134,7 +133,7 @@ def _decoded(path: Path) -> FormerState | None:
 
 
 def _is_outdated(paths: Paths, path: Path, device: str) -> bool:
-    """Whether the file is from an earlier boot, or the VF got another attachment later."""
+    """Whether the file is from before the last boot, or a newer file names the same VF."""
     written = path.stat().st_mtime
     if written < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
         return True
@@ -169,7 +168,7 @@ def _entry(
 
 
 def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
-    """Raise HostError if a namespace with processes has the VF. `own` does not count."""
+    """Raise HostError if a namespace with processes has the VF. Skips the namespaces in `own`."""
     inodes = [namespace.inode for namespace in own if namespace is not None]
     for namespace in NetworkNamespace.every():
         with namespace:
@@ -202,7 +201,7 @@ def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerSta
 
 
 def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
-    """The earlier interface on the host; `None` with a userspace driver.
+    """The interface before the ADD; `None` if the VF had a userspace driver.
 
     A property that is not in the file gets the value of a new device.
     """

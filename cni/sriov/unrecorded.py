@@ -1,7 +1,7 @@
 """Makes a device's record from the device's state, if the journal file is lost or damaged.
 
-The interface then gets a name from the kernel, and its permanent address. A setting of the PF that
-the request names gets the value of a new VF.
+The DEL moves the interface to the host under a new name, with its permanent address. If the request
+has a setting of the PF, the DEL resets that setting to the value of a new VF.
 """
 
 from contextlib import suppress
@@ -36,8 +36,8 @@ _UNKNOWN = -1  # index of an RDMA device that keeps its current name
 def device_of(journal: Journal, attachment: Attachment, request: Request) -> str:
     """The device with the attachment's mark, or else the device that the request names, or "".
 
-    Without the mark, a device counts only if the attachment has a damaged file or a result. A
-    result means that another project's plugin attached the device, and lost its file.
+    Without the mark, the request's device counts only with a damaged journal file or a result. A
+    result without the mark is from another project's plugin that lost its file.
     """
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
@@ -76,7 +76,7 @@ def rdma_of(paths: Paths, device: str) -> tuple[MovedRdmaDevice, ...]:
 
 
 def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEntry:
-    """An entry for an attachment that the journal does not have. Does not write the entry."""
+    """The missing journal entry of an attachment. Does not write the entry."""
     boot_id = paths.boot_id()
     entry = JournalEntry.begun("sriov", request, None, boot_id, record, device=record.device)
     return entry.attached(record, ())
@@ -120,7 +120,7 @@ def is_inhabited(namespace: NetworkNamespace) -> bool:
 
 
 def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
-    """The interface's state to restore. Finds the interface by mark, or in the pod by device."""
+    """The interface's state to restore. Finds the interface by mark, in the pod also by device."""
     alias = Mark(attachment.key).alias
     with netlink() as host:
         for link in links.every(host):
@@ -151,7 +151,7 @@ def _origin_of(route: Rtnetlink, link: Link, name: str) -> Origin:
 
 
 def _settings(function: Function, request: Request) -> tuple[VF | None, VF | None]:
-    """The settings of a new VF, without and with the configuration; `None` if unknown."""
+    """A new VF's settings before and after the configuration; `None` if unknown."""
     if function.index is None:
         return None, None
     try:

@@ -51,7 +51,7 @@ def completed(
     *,
     infiniband: bool,
 ) -> tuple[SriovOptions, Allowance]:
-    """The options, with the values that rules fix for missing keys. Raises CNIError 7, 121."""
+    """The options, with the rules' values for missing keys. Raises CNIError 7, 121."""
     # A rule may fix a VLAN and a P_Key. A device can have only one of the two.
     keys = ["link_state", *(["pkey"] if infiniband else ETHERNET)]
     if not (function.userspace or wanted.vfio_pci_mode):
@@ -76,8 +76,8 @@ def as_planned(
 ) -> Allowance:
     """The allowance, narrowed by the device's own VLAN or P_Key. Raises CNIError 121.
 
-    The device's VLAN counts if "vlan" is missing. An SF or a whole PF counts as VLAN 0, because the
-    pod can send any tag. The device's own MTU needs no rule.
+    The device's VLAN counts if "vlan" is missing. An SF or a whole PF counts as VLAN 0: the pod can
+    send any tag. An MTU that the device already has needs no rule.
     """
     link = plan.link
     if wanted.mtu and link is not None and wanted.mtu != link.mtu:

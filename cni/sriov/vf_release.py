@@ -1,8 +1,8 @@
 """Restores a device in a DEL: its RDMA devices, its interface, then its PF's settings.
 
-The settings come last, because a pod must not lose its VLAN and get into another network. Another
-pod may get a released device at once. So the DEL removes the device from the journal's entry while
-it holds the device's lock. Later calls for the entry do not touch the device.
+The settings come last: a pod that still has the VF keeps its VLAN. Another pod may get a released
+device at once. So the DEL removes the device from the journal's entry under the device's lock.
+Later calls for the entry do not touch the device.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def release(
     request: Request,
     entry: JournalEntry | None,
 ) -> None:
-    """Restore the attachment's device, if it still has one. Raises HostError, Busy."""
+    """Restore the device that the attachment still has, if any. Raises HostError, Busy."""
     device = entry.device if entry else unrecorded.device_of(journal, attachment, request)
     if device:
         with journal.device_locked(device):
@@ -140,10 +140,7 @@ class _Restoration(NamedTuple):
             raise HostError(f"device {device} has no interface, although its driver is bound")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
-        """Bind the driver, which makes a new device.
-
-        Raises HostError while the interface `awaited` may still come back to the host.
-        """
+        """Bind the driver for a new device. Raises HostError while `awaited` may come back."""
         if awaited:
             await_return(self.journal, self.entry, awaited)
         note(f"device {self.record.device} has no {missing}: binding its driver again")

@@ -48,14 +48,14 @@ MAC_TIME, PAUSE = 2.0, 0.1  # seconds to read an address back: drivers pass it t
 
 
 def pf_of(paths: Paths, host: Rtnetlink, pf: str) -> AbstractContextManager[Link]:
-    """The interface of the PF at that address, under the PF's lock. Raises LinkMissing, Busy."""
+    """Lock the PF at the address `pf`, and yield its interface. Raises LinkMissing, Busy."""
     return _of_pf(paths, pf, lambda name: links.find(host, name))
 
 
 def vf_of(
     paths: Paths, host: Rtnetlink, pf: str, index: int
 ) -> AbstractContextManager[tuple[Link, VF]]:
-    """Like `pf_of`, with the settings of the VF. Raises HostError, Busy."""
+    """Like `pf_of`, but yields the interface and the VF's settings. Raises HostError, Busy."""
     return _of_pf(paths, pf, lambda name: vfs.find(host, name, index))
 
 
@@ -80,7 +80,7 @@ def wanted(before: VF, options: SriovOptions) -> VF:
 
 
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
-    """Write the settings that differ. Raises HostError, with `all_of_it` only at the end."""
+    """Write the settings that differ. With `all_of_it`, raises HostError only at the end."""
     failures = []
     for names, request in _requests():
         values = [getattr(target, name) for name in names]
@@ -100,8 +100,9 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
     """The current settings, with the old value of each setting that the ADD changed.
 
     Other settings stay, because an administrator may have changed them. A setting that the driver
-    did not report gets the value of a new VF. A trusted VF can change its address, so the PF's
-    address for the VF is restored unless it was zero.
+    did not report gets the value of a new VF. The PF's address for the VF is always restored,
+    because a trusted VF can change it. Zeros are the exception: if no address is set, the PF shows
+    the VF's own address.
     """
     changed: dict[str, object] = {}
     for names, _ in _requests():
@@ -127,7 +128,7 @@ def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
 def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
     """The requests in the order to send them.
 
-    Each has the fields that it sets, and a function that sends it.
+    Each request has the VF's fields to set, and the function that sends the request.
     """
     return (
         # Before spoofchk, with which the PF drops frames from other addresses.

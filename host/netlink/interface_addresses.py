@@ -61,7 +61,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def addition(link: Link, cidr: str, *, if_possible: bool = False) -> ChangeRequest:
-    """The request for an address. With `if_possible`, the interface may lack IPv6.
+    """The request for an address. With `if_possible`, IPv6 may be missing.
 
     An IPv6 address gets no duplicate address detection, which would take one to two seconds.
     """
@@ -89,7 +89,7 @@ def of(route: Rtnetlink, link: Link) -> set[str]:
 
 
 def of_users(route: Rtnetlink, link: Link) -> list[str]:
-    """An interface's addresses (CIDR) and route destinations, without those of the kernel."""
+    """An interface's addresses (CIDR) and route destinations, unless the kernel made them."""
     found = []
     with trying(f'listing addresses and routes of "{link.name}"'):
         for address in route.table(RTM_GETADDR, message(AddressMessage, index=link.index)):
@@ -187,7 +187,7 @@ class Routes:
                     self._priorities.setdefault(key, set()).add(shown.get("RTA_PRIORITY", 0))
 
     def has(self, hop: Hop) -> bool:
-        """Whether a route has the hop's destination and table, and gateway and priority if set."""
+        """Whether a route matches the hop. An unset gateway or priority matches any value."""
         family, found = self._of(hop, hop.gateway)
         if not hop.priority or hop.priority in found:
             return bool(found)
@@ -196,9 +196,9 @@ class Routes:
     def behind(self, hop: Hop) -> Hop:
         """The route, with a priority that puts it behind existing routes to its destination.
 
-        A priority that the hop sets changes only if another IPv6 route has the same priority. The
-        kernel would make one multipath route of both (fib6_add_rt2node). IPv4 routes of the same
-        priority keep their order.
+        The hop's own priority stays, unless another IPv6 route has the same priority. The kernel
+        would merge the two routes into one multipath route (fib6_add_rt2node). IPv4 routes of the
+        same priority keep their order.
         """
         family, taken = self._of(hop, None)
         priority = hop.priority or max(taken, default=0)
@@ -208,9 +208,7 @@ class Routes:
         return msgspec.structs.replace(hop, priority=priority)
 
     def _of(self, hop: Hop, gateway: str | None) -> tuple[int, set[int]]:
-        """The family of the route `hop`, and the priorities of other routes with the same
-        destination and table.
-        """
+        """The hop's family, and the priorities of routes with its destination and table."""
         destination = address_text.network(hop.destination)
         family = AF_INET6 if destination.version == 6 else AF_INET
         via = address_text.address(gateway) if gateway else None
@@ -219,7 +217,7 @@ class Routes:
 
 
 def _gateways(shown: dict[str, Any]) -> set[IPAddress]:
-    """The gateway of a route, and the gateways of all parts of a multipath route."""
+    """The gateways of a route. A multipath route may have several."""
     parts = (attributes(part) for part in shown.get("RTA_MULTIPATH", ()))
     return {
         address_text.address(part["RTA_GATEWAY"])
@@ -257,8 +255,9 @@ def configure(
 
     The interface comes up last, because the kernel announces only addresses that exist by then.
     `link_local` replaces the kernel's link-local address, if the interface has IPv6. `modes` has
-    the flags of `links.FLAGS` to set, and the mask of the flags to change. Without `set_addresses`,
-    the caller can probe `cidrs` before a second call.
+    the new flags (`links.FLAGS`), and the mask of the flags to change. Without `set_addresses`,
+    `cidrs` are not set: the caller probes `cidrs` and calls again. An interface with IPv6 addresses
+    accepts router advertisements only with `accept_ra`.
 
     Raises HostError, and LinkMissing if the interface has gone or has lost its mark.
     """

@@ -74,8 +74,8 @@ def move(
     """Move an interface, rename it and set its alias in one message.
 
     `name` must be free in the target, because the kernel answers EEXIST only after the move.
-    do_setlink (net/core/rtnetlink.c) uses this order: move, address, MTU, name, alias, up. So an
-    interface with the alias has been moved. An `mtu` of 0 or a `mac` of "" changes nothing.
+    do_setlink (net/core/rtnetlink.c) uses this order: move, address, MTU, name, alias, up. So the
+    alias proves that the move succeeded. An `mtu` of 0 or a `mac` of "" changes nothing.
     """
     request = _set(
         link,

@@ -84,7 +84,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def up(self) -> bool:
-        """Whether the interface is administratively up. Without `carrier` it is still unusable."""
+        """Whether the interface is administratively up. Frames also need `carrier`."""
         return bool(self.flags & IFF_UP)
 
     @property
@@ -92,7 +92,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the link can carry frames. An IPoIB interface first joins its broadcast group.
 
         IFF_LOWER_UP comes before the kernel starts the queues and adds the route for IPv6 multicast
-        (linkwatch_do_dev, addrconf_notify). IFF_RUNNING may be a value from before a move.
+        (linkwatch_do_dev, addrconf_notify). After a move, IFF_RUNNING may be out of date.
         """
         return bool(self.flags & _CARRIER == _CARRIER)
 
@@ -125,7 +125,7 @@ class LinkIdentity(msgspec.Struct, frozen=True):
     mac: bytes  # the first 14 of InfiniBand's 20 bytes, which include the queue pair's number
 
     def is_of(self, link: Link) -> bool:
-        """Whether the properties fit that interface, which may be in another namespace."""
+        """Whether the properties fit `link`. Ignores the index, which a move may change."""
         whole = bytes.fromhex(link.mac.replace(":", ""))[: len(self.mac)]
         return self.link_type == link.link_type and self.mac[: len(whole)] == whole
 
@@ -169,7 +169,7 @@ def has_name(route: Rtnetlink, name: str) -> bool:
 
 
 def is_running(route: Rtnetlink, name: str) -> bool:
-    """Whether the interface is up and has carrier. Takes a tenth of the time of a look-up."""
+    """Whether the interface is up and has carrier. This takes a tenth of a look-up's time."""
     request = name.encode(errors="surrogateescape").ljust(_IFREQ.size, b"\0")
     try:
         return bool(_IFREQ_FLAGS.unpack(fcntl.ioctl(route, SIOCGIFFLAGS, request))[1] & IFF_RUNNING)

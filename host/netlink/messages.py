@@ -36,7 +36,7 @@ def message(
 
 
 def attributes(decoded: Any) -> dict[str, Any]:  # noqa: ANN401 - pyroute2 is not typed
-    """The values of the attributes in a decoded message or nested attribute, by name."""
+    """The attributes of a decoded message, or of a nested attribute: values by name."""
     return {attribute[0]: attribute[1] for attribute in decoded["attrs"]}
 
 
@@ -84,8 +84,8 @@ class _Attributes(nlmsg_base):
     """Encodes and decodes attributes that are numbers, texts or addresses, by pyroute2's tables.
 
     pyroute2 makes an object of each attribute, which takes 6 to 15 µs of CPU. The kernel sends 41
-    attributes for an interface. pyroute2 still encodes all other attributes, and decodes the
-    attributes in `nested`.
+    attributes for an interface. pyroute2 still encodes all other attributes. Other attributes are
+    decoded only if `nested` has them.
     """
 
     data: Any
@@ -230,8 +230,8 @@ class PFMessage(LinkMessage):
     """A PF, with its undecoded VFs in `self["vfs"]`.
 
     The kernel writes the length of the list of VFs modulo 64 KiB (nla_nest_end). About 300 VFs
-    exceed 64 KiB. So the list ends here at the first attribute that is not a VF. Everything behind
-    the list is skipped.
+    exceed 64 KiB. So this class reads the list up to the first attribute that is not a VF, and
+    skips the rest of the message.
     """
 
     ext_mask = RTEXT_FILTER_SKIP_STATS | RTEXT_FILTER_VF

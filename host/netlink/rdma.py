@@ -121,7 +121,7 @@ def by_index(socket: RdmaNetlink, index: int) -> NetlinkRdmaDevice | None:
 
 
 def move(socket: RdmaNetlink, device: NetlinkRdmaDevice, target: NetworkNamespace) -> None:
-    """Move a device from the socket's namespace to another, and return once it is there.
+    """Move a device from the socket's namespace to `target`. Returns when the device is there.
 
     The thread enters the socket's namespace, because the kernel checks the thread's namespace
     (ib_device_set_netns_put).

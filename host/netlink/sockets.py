@@ -1,7 +1,7 @@
 """Netlink sockets, which raise the kernel's refusals as exceptions.
 
-pyroute2's sockets are not used. They would start an event loop in each thread, and take 0.3 ms for
-each request. The kernel handles a request within send(2), so the answer can be read at once.
+Does not use pyroute2's sockets, which start an event loop in each thread and take 0.3 ms for each
+request. The kernel handles a request within send(2), so the answer can be read at once.
 """
 
 import errno
@@ -78,7 +78,7 @@ class NetlinkSocket:
             raise
 
     def fileno(self) -> int:
-        """The descriptor, for ioctl(2), which then works in the socket's namespace."""
+        """The descriptor. ioctl(2) on this descriptor works in the socket's namespace."""
         return self.socket.fileno()
 
     def bind_to_device(self, name: bytes) -> None:
@@ -142,7 +142,7 @@ class NetlinkSocket:
         return reply, part
 
     def table(self, kind: int, message: nlmsg) -> list[Any]:
-        """A whole table, decoded. A table that changes is read again. Raises NetlinkError."""
+        """A whole table, decoded. If the table changes, reads it again. Raises NetlinkError."""
         if not self._is_strict:  # so that the kernel filters what it lists
             self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
             self._is_strict = True

@@ -53,7 +53,7 @@ def read(route: Rtnetlink, pf: Link, index: int) -> VF:
 
 
 def find(route: Rtnetlink, pf: str, index: int) -> tuple[Link, VF] | None:
-    """The interface `pf` and the settings of its VF, by one request; `None` without `pf`."""
+    """The interface `pf` and one VF's settings, by one request; `None` if `pf` does not exist."""
     answer = links.message_of(route, pf, PFMessage)
     if answer is None:
         return None
@@ -160,7 +160,7 @@ def _set(
     *values: tuple[str, object],
     against: Sequence[int] = UNSUPPORTED,
 ) -> None:
-    """Set these attributes of VFs. Raises HostError, with `remedy` for an errno in `against`."""
+    """Set these attributes of VFs. Raises HostError, with `remedy` if `against` has the errno."""
     refused = _tried(route, pf, *values)
     if refused is not None:
         raise _failure(what, refused, remedy, against)
@@ -240,6 +240,6 @@ def _setting(shown: Mapping[str, Any], kind: str, name: str) -> int | None:
 
 
 def _guid(info: Any) -> str | None:  # noqa: ANN401
-    """The text of a GUID, in big endian, from a number in host order; `None` for zero."""
+    """The text of a GUID from the kernel's number; `None` for zero."""
     number = int(info["guid"]) if info is not None else 0
     return number.to_bytes(8, "big").hex(":") if number else None
