@@ -85,9 +85,9 @@ def fault(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> str | None
 def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> bool:
     """Whether the health of an HCA depends on its own ports, and not on the ports of its PF.
 
-    In mode "exclusive", a VF or SF is set up when its pod gets it. Until then, its port is DOWN: a
-    RoCE port follows its interface, and an InfiniBand port has no GUID yet. A VF without a PF, as
-    in a virtual machine, has only its own port.
+    In mode "exclusive", the CNI plugin sets up a VF or SF for each pod. A port that is not set up
+    is DOWN: a RoCE port follows its interface, and an InfiniBand port has no GUID yet. A VF without
+    a PF, as in a virtual machine, has only its own port.
     """
     if not gives_uverbs(pool, hca):
         return False
@@ -98,7 +98,7 @@ def own_ports_count(pool: Pool, hca: HCA, reports: Mapping[str, str | None]) -> 
 def changes(
     pool: Pool, before: Mapping[str, str], now: Mapping[str, str]
 ) -> Iterator[tuple[str, str | None]]:
-    """The changes between two results of `unavailable`: ids with the new reason, or `None`."""
+    """The ids whose reason has changed from `before` to `now`, with the new reason or `None`."""
     ids_by_reason: dict[tuple[tuple[str, ...], str | None], list[str]] = {}
     for slot in pool.slots:
         why = now.get(slot.id)
@@ -111,7 +111,7 @@ def changes(
 def _of_earlier_configuration(
     pool: Pool, held: Mapping[str, Allocation]
 ) -> Iterator[tuple[str, str]]:
-    """The HCAs that are held exclusively by ids that the pool no longer has, with reasons."""
+    """The HCAs that a former id of the pool holds exclusively, each with the reason."""
     for device_id, allocation in held.items():
         if pool.slot(device_id) is not None:
             continue
@@ -145,11 +145,11 @@ def _stale(pool: Pool, allocation: Allocation) -> str | None:
 
 
 class StartupGrace:
-    """Lists the ids that containers hold as healthy while the node's hardware starts up.
+    """While the node's hardware starts up, lists held ids as healthy.
 
     After a boot, the kubelet restarts pods before drivers are loaded and ports are ACTIVE. The
-    kubelet rejects a pod with an unhealthy id permanently (kubernetes issues 109595 and 125579). So
-    in the first minute a held id is listed as healthy until it was available once. Allocate still
+    kubelet rejects a pod with an unhealthy id permanently (kubernetes issues 109595 and 125579).
+    The grace of an id ends when the id is available, at the latest after a minute. Allocate still
     checks the real state.
 
     `held` are the allocations at the time `began` (time.monotonic()). Not thread-safe.
@@ -161,7 +161,7 @@ class StartupGrace:
 
     @property
     def pending(self) -> bool:
-        """Whether the lists may change without an event."""
+        """Whether the end of the grace may still change a list."""
         return bool(self._waiting)
 
     def expected_at_start(

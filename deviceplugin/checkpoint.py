@@ -96,7 +96,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other container may hold the HCA. The device id is then the HCA's own id."""
+        """Whether no other container may hold the HCA. An exclusive id is the HCA's own id."""
         return [device.id for device in self.devices] == [self.id]
 
 
@@ -176,7 +176,7 @@ def write(
     allocations: Sequence[EncodedAllocation],
     offered: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Replace the file. At the return, the content is on disk, where `recover` finds it.
+    """Replace the file. When the call returns, `recover` can restore the new content from disk.
 
     Only the node's one device plugin may write. After an OSError, readers find the old file.
     """
@@ -190,7 +190,7 @@ def write(
 def recover(paths: Paths) -> None:
     """Finish a `write` that a kill or a power cut interrupted. Raises CheckpointUnreadable.
 
-    Only the node's one device plugin may call this function, before `read`.
+    Call `recover` before `read`, and only in the node's one device plugin.
     """
     try:
         files.recover(paths.checkpoint, _is_whole)
@@ -208,7 +208,7 @@ def _is_whole(content: bytes) -> bool:
 
 
 def _resolved(file: CheckpointFile) -> Checkpoint:
-    """Put the devices into the allocations. Raises KeyError."""
+    """Replace the device keys of the stored allocations by the devices. Raises KeyError."""
     allocations = tuple(
         Allocation(**asdict(stored) | {"devices": tuple(file.hcas[key] for key in stored.devices)})
         for stored in file.allocations

@@ -17,8 +17,8 @@ def outdated(
 ) -> AllocatedRdmaDevice | None:
     """The first allocated RDMA device with an outdated uverbs node; `None` if all are current.
 
-    `now` has the HCA's uverbs devices by RDMA device. If `complete`, `now` has all of them. An
-    empty `now` gives `None`.
+    `now` has the HCA's uverbs devices by RDMA device. If not `complete`, `now` may lack some
+    devices. An empty `now` gives `None`.
     """
     if not now:
         return None

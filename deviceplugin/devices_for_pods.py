@@ -1,6 +1,6 @@
 """Finds the devices that a pool offers or a pod holds, so that no other pod takes them.
 
-The sources are our checkpoint, and the kubelet's checkpoint for the ids of all device plugins.
+Our checkpoint has our ids. The kubelet's checkpoint has the ids of all device plugins.
 """
 
 from collections.abc import Mapping
@@ -87,10 +87,7 @@ def _of_the_kubelet(
 
 
 def _require_none(paths: Paths, ours: Checkpoint) -> None:
-    """Raise KubeletUnreadable if the node has device plugins.
-
-    Then the kubelet's checkpoint is missing.
-    """
+    """Raise KubeletUnreadable if device plugins run although the kubelet has no checkpoint."""
     if not (ours.offered or ours.allocations or records.from_pod_resources(paths)):
         return
     raise KubeletUnreadable(
@@ -113,7 +110,7 @@ class _Ids:
         return device.address or self.named_by(device.id) or device.id
 
     def named_by(self, device_id: str) -> str:
-        """The key in `Assigned` of the device that an id names; "" if the id names no device."""
+        """The key of an id's device in `Assigned`; "" if the id names no device."""
         hca = hca_of(device_id)
         address = pci.canonical(hca) or records.address_in(device_id)
         if address:

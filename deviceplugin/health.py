@@ -1,6 +1,6 @@
 """Reports the health of HCAs by the state of their ports.
 
-A fault is reported after `NOTICE` seconds, and its end after `SETTLE` seconds. The wait for the end
+A fault is reported after `NOTICE` seconds, and its end after `SETTLE` seconds. This second wait
 doubles with each recent fault, so that a flapping port causes few reports.
 """
 
@@ -39,7 +39,7 @@ class Health:
     def observe(self, hcas: Iterable[HCA], listed: Collection[str], now: float) -> None:
         """Update from the present `hcas` at the time `now` (time.monotonic()).
 
-        Offered or held HCAs (`listed`) are reported as GONE if they are not in `hcas`.
+        An offered or held HCA (`listed`) that is not in `hcas` is reported as GONE.
         """
         present = {hca.id: hca for hca in hcas}
         for hca_id in {*present, *listed, *self._states}:

@@ -54,7 +54,7 @@ class Inventory:
         return {hca_id: self._hcas[hca_id] for hca_id in requested if hca_id in self._hcas}
 
     def missing(self, allocations: Iterable[Allocation]) -> list[HCA]:
-        """Held HCAs that are no longer on the node, as last seen but without RDMA devices."""
+        """Held HCAs that the node no longer has: the last known data, without RDMA devices."""
         held = {device.id: device for entry in allocations for device in entry.devices}
         return [self._remembered(held[hca_id]) for hca_id in sorted(held.keys() - self._hcas)]
 

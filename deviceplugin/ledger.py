@@ -126,7 +126,7 @@ class Ledger:
     ) -> None:
         """Record allocations that only the kubelet has, by device id. Raises OSError.
 
-        Replaces an allocation in `replaceable` only if no Allocate has replaced it in the meantime.
+        Also replaces allocations in `replaceable`, unless an Allocate was faster.
         """
         with self._lock:
             self._add(
@@ -139,7 +139,7 @@ class Ledger:
     def drop_unknown(
         self, in_kubelet: Collection[AllocationKey], age: float = YOUNG
     ) -> list[AllocationKey]:
-        """Drop allocations that the kubelet does not have. Returns their keys.
+        """Drop allocations that the kubelet does not have. Returns the dropped keys.
 
         Keeps allocations younger than `age` seconds, and parts of GPUs younger than YOUNG_GPU.
         """
@@ -189,7 +189,7 @@ class Ledger:
             self._replace(self._entries | new)
 
     def _replace(self, entries: dict[AllocationKey, _LedgerEntry]) -> None:
-        """Write the file, then update the memory. Raises OSError."""
+        """Write the file, then replace `_entries`. Raises OSError."""
         self._failed = True
         encoded = [entry.encoded for entry in entries.values()]
         checkpoint.write(self._paths, encoded, self._offered)

@@ -146,7 +146,7 @@ class DevicePlugin:
         self._looks.wake()
 
     def look(self, *, again: bool = True) -> None:
-        """Update every pool. Without `again`, do not read the hardware."""
+        """Update every pool. With `again`, read the hardware first."""
         with self._lock:
             present = self._inventory.look() if again else self._inventory.last()
             self._allocated = False  # before the ledger is read: an Allocate may follow

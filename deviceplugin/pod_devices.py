@@ -58,7 +58,7 @@ class PodHoldings(msgspec.Struct, frozen=True):
         return next(iter(self.hcas_of(device_id)), None)
 
     def hcas_of(self, device_id: str) -> tuple[PodDevice, ...]:
-        """The HCAs that the pod holds by a device id, else the held HCA that the id names."""
+        """The pod's HCAs with this device id; without any, the pod's HCA that the id names."""
         own = tuple(hca for hca in self.hcas if device_id in (*hca.ids, hca.id))
         named = hca_of(device_id)
         return own or tuple(hca for hca in self.hcas if hca.device.id in (device_id, named))
@@ -80,7 +80,7 @@ def given_to(
 ) -> PodHoldings:
     """The devices that a pod holds. Raises Unknown.
 
-    Unless `needed`, the kubelet is called only if a pod holds an HCA of our pools. A caller that
+    If not `needed`, the kubelet is called only if any pod holds an HCA of our pools. A caller that
     has read our checkpoint passes it as `ours`.
     """
     ours = recorded(paths) if ours is None else ours
@@ -141,7 +141,7 @@ def _hca_of(device_id: str) -> str:
 
 
 def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None:
-    """Raise Stale if the HCA's RDMA devices `names` are not those that the container got."""
+    """Raise Stale if the RDMA devices `names` have other device numbers than the container got."""
     every = pci.uverbs_numbers(paths)
     now = {name: every[name] for name in names if name in every}
     outdated = current.outdated(held.device, now, complete=False)

@@ -138,7 +138,7 @@ class PoolService(ServedPool):
         return result.answer
 
     def restore_device_information(self, device_id: str, device: AllocatedHCA) -> None:
-        """Write an id's device-information file, unless its HCA has other device numbers now."""
+        """Write the id's device-information file, unless the HCA's device numbers have changed."""
         with self._ledger.allocating:  # a file must have one writer at a time
             hcas = self._inventory.current([device.id])
             if device.id in hcas and current.is_as_recorded(device, hcas[device.id]):
@@ -205,10 +205,10 @@ def waiting_gpus(
 ) -> list[str]:
     """The sorted addresses of the GPUs of the container for which the kubelet allocates HCAs.
 
-    The kubelet does not name this container. PodResources lists its GPUs but none of our HCAs. A
-    container that requests no HCA is listed in the same way. But the kubelet writes its checkpoint
-    only after it has allocated all devices of a container (allocateContainerResources in
-    manager.go). So a container in the checkpoint gets no more devices.
+    The kubelet does not name this container. PodResources lists the container's GPUs, but none of
+    our HCAs. A container that requests no HCA looks the same. But the kubelet's checkpoint has a
+    container only after all devices of the container are allocated (allocateContainerResources in
+    manager.go). So a container in the checkpoint does not wait.
 
     Returns [] if several containers with different GPUs wait. The two sources identify pods
     differently, so containers are compared by name and devices. An ended container may hide a

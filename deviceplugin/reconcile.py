@@ -216,7 +216,7 @@ def behind(
 
 
 def agree(allocations: Iterable[Allocation], row: PodDevices) -> bool:
-    """Whether allocations match the nodes or CDI names of the kubelet's row, if it has any."""
+    """Whether allocations match the row's nodes or CDI names. A row with neither matches."""
     devices = [device for allocation in allocations for device in allocation.devices]
     if row.nodes:
         uverbs = {current.uverbs_of(rdma) for device in devices for rdma in device.rdma}
@@ -251,7 +251,7 @@ def _hcas(
 def _with_nodes_of_holder(
     device: AllocatedHCA, nodes: Collection[str], former: list[AllocatedNode]
 ) -> AllocatedHCA:
-    """Replace each node of the entry that is not in `nodes` by a node of `former`."""
+    """Replace each node that `nodes` lacks by the next node of `former`, else by `None`."""
 
     def own(rdma: AllocatedRdmaDevice) -> AllocatedRdmaDevice:
         uverbs = current.uverbs_of(rdma)
@@ -264,7 +264,7 @@ def _with_nodes_of_holder(
 
 
 def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
-    """The devices with a node in the container, or all devices if no device has one."""
+    """The devices that have a node in the container. If there are none: all devices."""
     with_nodes = tuple(
         device
         for device in devices
@@ -274,7 +274,7 @@ def _usable(devices: tuple[AllocatedHCA, ...]) -> tuple[AllocatedHCA, ...]:
 
 
 def _by_address(device_id: str) -> tuple[AllocatedHCA, ...]:
-    """The PCI function that the id names. The function may be absent now."""
+    """The PCI function that the id names, present or absent; () if the id names none."""
     address = pci.canonical(pod_devices.hca_of(device_id))
     if address is None:
         return ()

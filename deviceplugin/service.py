@@ -1,6 +1,6 @@
 """Runs the device plugin, in the agent or as `podfabric device-plugin`.
 
-gRPC is loaded only on a node with a kubelet. This saves a third of the agent's memory elsewhere.
+Only nodes with a kubelet load gRPC. Other nodes save a third of the agent's memory.
 """
 
 import gc

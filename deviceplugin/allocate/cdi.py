@@ -48,7 +48,7 @@ def path(paths: Paths, resource: str) -> Path:
 def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode]]) -> None:
     """Write the pool's file if its content changes. `devices` has the device nodes by HCA id.
 
-    Without nodes, removes the file, because a specification needs a device. Raises Unwritten.
+    Removes the file if no HCA has nodes: a specification must have a device. Raises Unwritten.
     """
     file = path(paths, resource)
     described = [

@@ -1,7 +1,7 @@
 """Looks up and checks the device nodes of an HCA.
 
-A node's major and minor must equal the numbers in sysfs, because a node with old numbers may belong
-to another HCA.
+A node's major and minor must equal the numbers in sysfs. A node with old numbers may belong to
+another HCA.
 """
 
 from collections.abc import Iterator

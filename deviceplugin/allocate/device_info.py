@@ -1,7 +1,7 @@
 """Writes device-information files, which Multus shows in the pod's network-status.
 
-The specification has no verbs devices. So these are in our own key "podfabric", which also marks
-our files.
+The specification has no verbs devices. So verbs devices are in our own key "podfabric". This key
+also marks our files.
 
     {"type": "pci", "version": "1.1.0",
      "pci": {"pci-address": "0000:18:02.5", "rdma-device": "mlx5_3",
@@ -37,7 +37,7 @@ def write(paths: Paths, resource: str, device_id: str, hcas: Collection[HCA]) ->
     """Write the file of a device id that stands for these HCAs. Returns whether the id has a file.
     Raises OSError.
 
-    Several HCAs, SFs and software devices have no type in the specification, so they get no file.
+    An id of several HCAs, an SF or a software device gets no file: the specification has no type.
     """
     file = path(paths, resource, device_id)
     hca = next(iter(hcas)) if len(hcas) == 1 else None

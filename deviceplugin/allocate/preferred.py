@@ -185,8 +185,8 @@ class _PreferenceSearch:
     def _balanced(self, size: int) -> Iterator[str]:
         """Choose one id at a time.
 
-        An HCA that the container does not have comes first, then the nearest HCA to the GPUs, then
-        the next switch.
+        Prefers, in this order: an HCA that the container lacks, an HCA near the GPUs, the next
+        switch.
         """
         nearest = {
             place: min((self._cost(place, gpu) for gpu in self._gpus), default=0)
@@ -245,7 +245,7 @@ class _PreferenceSearch:
         return distance
 
     def _switch(self, place: str) -> str:
-        """The switch of a place or GPU, or `place` if the switch is unknown."""
+        """The switch of a place or GPU; `place` itself if the switch is unknown."""
         switch = self._switches.get(place)
         if switch is None:
             switch = self._switches[place] = self._topology.switch(self._address(place)) or place
@@ -266,7 +266,7 @@ def _order(device_id: str) -> tuple[str, int]:
 def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int, int]:
     """Assign columns to `size` rows (default: all) at the least total cost. Returns column by row.
 
-    Fewer rows get a column if there are fewer columns. Costs must not be negative.
+    At most as many rows as columns get a column. Costs must not be negative.
     """
     rows = len(costs)
     columns = len(costs[0]) if rows else 0

@@ -83,7 +83,7 @@ class Streams:
     def turns(self, context: grpc.ServicerContext) -> Iterator[bool]:
         """Yield at once and after each `changed`, at least COALESCE seconds apart.
 
-        Yields True if the call must send the list even if the list has not changed.
+        Yields True if the call must send even an unchanged list.
         """
         stream = _Stream()
         with self._changed:
@@ -106,7 +106,7 @@ class Streams:
             self._drop(stream)
 
     def changed(self, *, again: bool = False) -> None:
-        """Make every stream send the list if the list has changed, or with `again` in any case."""
+        """Make every stream send a changed list; with `again`, also an unchanged list."""
         with self._changed:
             for stream in self._open:
                 stream.woken = True
@@ -159,7 +159,7 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """Return the options. Must not block, because the kubelet waits for them in Register."""
+        """Return the options. Must not block: the kubelet waits for the answer in Register."""
         return self.options
 
     def ListAndWatch(

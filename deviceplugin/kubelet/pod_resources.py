@@ -28,7 +28,7 @@ def open_channel(socket: Path, *, max_receive: int | None = None) -> grpc.Channe
 
 
 class PodResourcesClient:
-    """Calls the kubelet, also after its restart. Any thread may use it.
+    """Calls the kubelet, and connects again after a restart. Any thread may use it.
 
     Calls run one at a time: gRPC 1.85 may crash if a thread closes a channel during a call.
     """

@@ -1,7 +1,7 @@
 """Reads the kubelet's records of the device ids that each container holds.
 
-The PodResources API is stable. It has no pod UIDs, and older kubelets omit init containers. The
-kubelet's checkpoint has both, but it is not an official interface and lacks ResourceClaims.
+The PodResources API has no pod UIDs, and older kubelets omit init containers. The kubelet's
+checkpoint lacks ResourceClaims, and is not an official interface.
 """
 
 import base64
@@ -120,7 +120,7 @@ def from_answer(
     """The rows of an answer of PodResources, in the kubelet's order.
 
     `claimed` adds the devices of ResourceClaims, with the resource "driver/pool". The kubelet lists
-    them since Kubernetes 1.34, earlier only with a feature gate.
+    claimed devices since Kubernetes 1.34, and earlier only with a feature gate.
     """
     rows = []
     for pod in answer.pod_resources:
@@ -150,10 +150,10 @@ def from_answer(
 def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices]:
     """The rows of one pod. Raises KubeletUnreadable if neither source can be searched.
 
-    The checkpoint is searched by the pod's UID. It has all devices of a pod before the pod's
+    The checkpoint is searched by the pod's UID. This file has all devices of a pod before the pod's
     sandbox is made. PodResources is searched by the pod's name, which an earlier pod may have had.
-    So rows from PodResources are ignored if the checkpoint gives one of their ids to another UID.
-    Only PodResources has the devices of ResourceClaims.
+    So if the checkpoint gives an id from PodResources to another UID, the rows from PodResources
+    are ignored. Only PodResources has the devices of ResourceClaims.
     """
     by_name: list[PodDevices] = []
     in_checkpoint: list[PodDevices] = []
@@ -197,7 +197,7 @@ def _sorted(*lists: Iterable[str]) -> tuple[DeviceId, ...]:
 
 
 def _claimed_ids(device: "podresources_pb2.ClaimResource") -> Iterator[str]:
-    """The name of a claimed device, and the PCI addresses in its name and CDI names."""
+    """A claimed device's name, and the PCI addresses in this name and in the CDI names."""
     if device.device_name:
         yield device.device_name
     for name in (device.device_name, *(named.name for named in device.cdi_devices)):
@@ -206,7 +206,7 @@ def _claimed_ids(device: "podresources_pb2.ClaimResource") -> Iterator[str]:
 
 
 def address_in(device_id: str) -> str | None:
-    """The first PCI address in an id such as "gpu-0000-3b-00-0", as sysfs writes it."""
+    """The first PCI address in an id, in sysfs form: "gpu-0000-3b-00-0" → "0000:3b:00.0"."""
     match = _ADDRESS.search(device_id)
     return _address(match) if match else None
 

@@ -77,7 +77,7 @@ class PluginServer(StepThread):
         self._waker = Waker()
 
     def changed(self, *, again: bool = False) -> None:
-        """Send the list if it has changed, or with `again` in any case."""
+        """Send a changed list; with `again`, also an unchanged list."""
         self._streams.changed(again=again)
 
     def state(self) -> PoolState:

@@ -2,8 +2,8 @@
 
 `pools` is our own key. `configList` is from the Mellanox shared plugin, and `resourceList` from the
 SR-IOV plugin. A file may have all three. The keys of the two plugins may be written in any case, as
-their Go decoder allows. This module rejects a file that one of the plugins rejects, and an
-unsupported key that would change a pod's devices.
+their Go decoder allows. This module rejects a file that one of the plugins rejects. An unsupported
+key is rejected if the key would change a pod's devices.
 
 Sources: k8s-rdma-shared-dev-plugin pkg/resources/resources_manager.go and pkg/types/types.go;
 sriov-network-device-plugin cmd/sriovdp/manager.go and pkg/types/types.go; their READMEs.
@@ -145,7 +145,7 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
 
 
 def _check_interval(parts: dict[str, Any], name: str) -> None:
-    """Check the interval, which has no effect, because changes are seen at once."""
+    """Check the interval. No interval has an effect, because changes are seen at once."""
     where = f"{name}: periodicUpdateInterval"
     if "periodicUpdateInterval" in parts and "configList" not in parts:
         raise DocumentError(f"{where}: is only for files with configList: remove the key")

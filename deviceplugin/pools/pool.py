@@ -68,7 +68,7 @@ def pools(
 
 
 def used_netdevs(paths: Paths) -> frozenset[str]:
-    """The interfaces with an IPv4 default route, and all interfaces below (lower_* in sysfs)."""
+    """The interfaces with an IPv4 default route, and their lower interfaces (lower_* in sysfs)."""
     try:
         lines = (paths.proc / "net/route").read_text().splitlines()[1:]
     except (OSError, UnicodeDecodeError):

@@ -71,7 +71,7 @@ DEFAULT = PoolConfig(resource="rdma/hca", mode="shared", only_working=True)
 
 
 def is_part(key: str) -> bool:
-    """Whether config.yaml may have the top-level key. The keys of Go plugins ignore case."""
+    """Whether config.yaml may have the top-level key. Keys of Go plugins may have any case."""
     return key in PARTS or key.lower() in map(str.lower, _FOREIGN)
 
 

@@ -1,7 +1,7 @@
 """Finds the files that bring NVIDIA's driver and our shims into a container.
 
-A shim has the names of the driver's library that it replaces. The container has the driver's own
-library outside of the loader's directories, at the path with which the shim is linked
+A shim has the names of the driver's library that it replaces. In a container, the driver's own
+library is outside of the loader's directories. The shim is linked with this library by path
 (docs/developers/gpu-library.md). Containers get the libraries in the directories of both Debian and
 Red Hat.
 
@@ -67,7 +67,7 @@ class InstalledDriver(msgspec.Struct, frozen=True):
 
 
 def resolved(root: Path, path: str) -> str | None:
-    """The path below `root`, with links followed as by chroot(2); `None` if it does not exist."""
+    """The path below `root`, resolved as after chroot(2); `None` if nothing is there."""
     done: list[str] = []
     pending = path.split("/")[::-1]
     links = 0

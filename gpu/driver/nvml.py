@@ -1,7 +1,7 @@
 """Queries NVML, the driver's library, for the use and the errors of GPUs.
 
-Only `open_driver` loads NVML and nvidia-ml-py, which takes 17 MB. A call may block for a long time
-if a GPU has a fault.
+Only `open_driver` loads NVML and nvidia-ml-py, because nvidia-ml-py takes 17 MB of memory. A call
+may block for a long time if a GPU has a fault.
 
 Sources: nvml.h; docs of NVML, "Device Queries", "Device Commands".
 """
@@ -109,7 +109,7 @@ class Nvml:
     def processes(self, uuid: str) -> dict[int, int]:
         """Bytes that each process uses on the GPU, by pid in this pid namespace; 0: unknown.
 
-        A process may be in several of the driver's lists, each time with its total.
+        A process may be in several lists of the driver. Each list has the total of the process.
         """
         used: dict[int, int] = {}
         for kind in ("Compute", "Graphics", "MPSCompute"):
