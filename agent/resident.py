@@ -360,7 +360,7 @@ class Agent:
         self._publish(state)
 
     def _stand_by(self) -> None:
-        """Prepare to serve as soon as the other agent ends."""
+        """Prepare now, while the other agent serves."""
         lock = self._paths.agent_lock
         self._tell(STANDING_BY if self._leaving is None else f"{STANDING_BY} to leave")
         text = f"another agent serves and holds {lock}: waiting until it ends (fuser {lock})"

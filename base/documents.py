@@ -144,7 +144,7 @@ def _refuse_repeated(node: Any, name: str, seen: set[int]) -> None:  # noqa: ANN
 
 
 def _explained(text: str, shape: object) -> str:
-    """Rewrite an error text of msgspec: "Invalid enum value 'loud'" or "Expected `int`"."""
+    """Return a clearer text for an error text of msgspec, such as "Expected `int`"."""
     choices = _choices(shape)
     if choices and text.startswith("Invalid enum value"):
         return f"expected one of {', '.join(choices)}"
@@ -167,7 +167,10 @@ def _choices(shape: object) -> tuple[str, ...]:
 
 
 def _at(value: object, path: str) -> object:
-    """The list's item at msgspec's path, such as "[0]". Other paths return the whole value."""
+    """The item of `value` at a path in msgspec's error, such as "[0]".
+
+    Other paths return the whole value.
+    """
     index = path[1:-1]
     if isinstance(value, list) and index.isdecimal() and int(index) < len(value):
         return value[int(index)]

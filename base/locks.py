@@ -68,8 +68,8 @@ class LockFile:
             locked = wait_until(self._attempt, seconds, *self._pauses)
         if not locked:
             raise Busy(
-                f"another call for {self._what} is still running after {seconds:g} s and "
-                f"holds {self._path}: try again later"
+                f"another call for {self._what} still holds {self._path} after a wait of "
+                f"{seconds:g} s: try again later"
             )
 
     def release(self) -> None:

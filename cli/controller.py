@@ -158,7 +158,7 @@ def _open(
 
 
 def _until_it_fails(serve: Callable[[], None], ended: SimpleQueue[None]) -> None:
-    """End the process after the loop, so that the kubelet starts another process."""
+    """End the process when `serve` returns or raises, so that the kubelet starts another."""
     try:
         serve()
     finally:

@@ -28,7 +28,10 @@ class CheckpointDamaged(Exception):
 
 
 class CheckpointUnreadable(CheckpointDamaged):
-    """The process lacks descriptors or memory, or cannot write. The file may be intact."""
+    """The process lacks descriptors or memory, or cannot finish an interrupted write.
+
+    The file may be intact.
+    """
 
 
 class AllocatedNode(msgspec.Struct, frozen=True):

@@ -136,7 +136,10 @@ def _multicast(link: Link, group: bytes) -> bytes:
 
 
 def _owner(payload: bytes, target: _Target, mine: bytes) -> bytes | None:
-    """The owner's hardware address in a packet; `None` if the packet shows no owner."""
+    """The hardware address of the machine that has the target IP address.
+
+    `None` if the packet does not show it.
+    """
     if target.protocol == packets.ETH_P_ARP:
         return _owner_by_arp(payload, target.address, mine)
     return _owner_by_advertisement(payload, target.address)

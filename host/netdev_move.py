@@ -285,7 +285,7 @@ def _is_of_device(link: Link, origin: Origin) -> bool:
 
 
 def _is_unmarked(link: Link, origin: Origin) -> bool:
-    """Whether an interface with the right name, but without a mark, is the moved interface."""
+    """Whether an interface without a mark has the device, kind and MAC of the moved interface."""
     same = (link.device, link.kind, link.mac) == (origin.device, origin.kind, origin.mac)
     return same and not link.alias.startswith(ALIAS_PREFIX)
 

@@ -72,7 +72,10 @@ class _Closer:
         self._process = 0  # the process that has the thread: a forked child has no thread
 
     def close(self, sender: socket.socket) -> None:
-        """Close the socket soon. Call this in the host's namespace: a new thread stays there."""
+        """Let the closing thread close the socket, without waiting.
+
+        Call this in the host's namespace: a new thread stays there.
+        """
         if self._process != os.getpid() and not self._is_started():
             sender.close()
         else:

@@ -59,7 +59,8 @@ class ServerMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Meta(ServerMeta, frozen=True, kw_only=True, rename="camel"):
     """All metadata that podfabric uses.
 
-    Users own the fields of this class. A write sends these fields as they were read.
+    Users own the labels, annotations, finalizers and owners. A write sends these fields as they
+    were read.
     """
 
     labels: dict[str, str] = {}

@@ -16,7 +16,10 @@ _NO_POOL = "no pool of GPUs is configured"
 
 
 def gpu_nodes(node: ThisNode) -> Iterator[Outcome]:
-    """Check device nodes. A fault is a failure if a pool offers the GPU or a container holds it."""
+    """Check device nodes.
+
+    The check fails only for a GPU that a pool offers or a container holds.
+    """
     if not node.config.gpus:
         yield not_applicable(_NO_POOL)
         return

@@ -76,7 +76,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def place_kept(path: Path) -> Path:
-    """Where `install` moves another project's executable from `path`."""
+    """The path to which `install` moves another project's executable that was at `path`."""
     return path.parent / REPLACED / path.name
 
 

@@ -116,7 +116,10 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
         return name
 
     def derived(self, make: Callable[["NetworkConfig"], T]) -> T:
-        """The cached, immutable value of `make`, which must depend only on the configuration."""
+        """The cached result of `make`.
+
+        The result must be immutable and depend only on the configuration.
+        """
         if make not in self._derived:
             self._derived[make] = make(self)
         answer: T = self._derived[make]

@@ -103,7 +103,7 @@ def guid(written: WrittenValue) -> str:
 
 
 def switch(key: str, written: bool | str | None) -> bool | None:
-    """The value of a key that is "on", "off" or a boolean."""
+    """The boolean of a key that has "on", "off" or a boolean."""
     if written is None or written == "":  # "" leaves the setting unchanged, as in sriov-cni
         return None
     if isinstance(written, bool):

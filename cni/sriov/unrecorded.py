@@ -1,7 +1,7 @@
 """Makes a device's record from the device's state, if the journal file is lost or damaged.
 
 The DEL moves the interface to the host under a new name, with its permanent address. If the request
-has a setting of the PF, the DEL resets that setting to the value of a new VF.
+has a setting of the VF at the PF, the DEL resets it to the value of a new VF.
 """
 
 from contextlib import suppress

@@ -1,8 +1,8 @@
 """Answers GetPreferredAllocation: chooses the best of the free device ids for a container.
 
 If the container's GPUs are known, each GPU gets one HCA at the least total distance. Otherwise, the
-least loaded HCA comes first, and the switches take turns. So each switch keeps HCAs for its free
-GPUs. If the GPU is chosen later, the HCAs are near an open GPU. An open GPU has room for the
+least loaded HCA comes first, and the PCIe switches take turns. So each switch keeps HCAs for its
+free GPUs. If the GPU is chosen later, the HCAs are near an open GPU. An open GPU has room for the
 container. A pool that packs takes as few HCAs as possible.
 
 VFs and SFs share the link of their PF, so "HCA" here means a PF with all its functions. No function
@@ -266,7 +266,7 @@ def _order(device_id: str) -> tuple[str, int]:
 def assign(costs: Sequence[Sequence[int]], size: int | None = None) -> dict[int, int]:
     """Assign columns to `size` rows (default: all) at the least total cost. Returns column by row.
 
-    At most as many rows as columns get a column. Costs must not be negative.
+    If there are more rows than columns, some rows get no column. Costs must not be negative.
     """
     rows = len(costs)
     columns = len(costs[0]) if rows else 0

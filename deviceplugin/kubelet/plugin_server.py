@@ -159,7 +159,10 @@ class Servicer(v1beta1_pb2_grpc.DevicePluginServicer):
     def GetDevicePluginOptions(
         self, request: v1beta1_pb2.Empty, context: grpc.ServicerContext
     ) -> v1beta1_pb2.DevicePluginOptions:
-        """Return the options. Must not block: the kubelet waits for the answer in Register."""
+        """Return the options.
+
+        Must not block, because the kubelet waits for the answer during Register.
+        """
         return self.options
 
     def ListAndWatch(

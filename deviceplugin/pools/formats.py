@@ -103,7 +103,7 @@ def load(
 def parse(content: bytes, name: str, *, prefix: str = "", cdi: bool = False) -> DevicePluginConfig:
     """Read the content of the file `name`. Raises ConfigError.
 
-    `prefix` replaces another plugin's default domain. With `cdi`, every pool uses CDI.
+    `prefix` replaces the default domain of resource names. With `cdi`, every pool uses CDI.
     """
     try:
         configuration = _read(documents.decode(content, name), name, prefix)
@@ -321,7 +321,8 @@ def _additional(info: dict[str, dict[str, str]], where: str) -> dict[str, dict[s
         address = key if key == "*" else pci.canonical(key)
         if address is None:
             raise DocumentError(
-                f'{where}.{key}: is neither an address nor "*": write an address or "*"'
+                f'{where}.{key}: is neither a PCI address nor "*": write a PCI address, such as '
+                '0000:3b:00.0, or "*"'
             )
         by_address[address] = value
     return by_address

@@ -2,8 +2,8 @@
 
 A shim has the names of the driver's library that it replaces. In a container, the driver's own
 library is outside of the loader's directories. The shim is linked with this library by path
-(docs/developers/gpu-library.md). Containers get the libraries in the directories of both Debian and
-Red Hat.
+(docs/developers/gpu-library.md). In a container, each library is in Debian's directory and in Red
+Hat's.
 
 Sources: ld.so(8); nvc_info.c of libnvidia-container for the names of libraries.
 """

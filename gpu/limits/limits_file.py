@@ -182,7 +182,7 @@ class LimitsFile:
     def _read(self, offset: int, size: int) -> bytes:
         content = os.pread(self._descriptor, size, offset)
         if len(content) != size:
-            raise LimitsInvalid("the group's file limits was truncated while it was open")
+            raise LimitsInvalid('the file "limits" of the group was truncated while it was open')
         return content
 
 

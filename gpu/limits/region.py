@@ -114,7 +114,7 @@ class Region:
             )
         if bytes(header.allocation) != allocation:
             raise RegionInvalid(
-                f"{self._path}: the allocation id differs from the id in the file limits"
+                f'{self._path}: this file and the file "limits" have different allocation ids'
             )
         return header
 

@@ -28,8 +28,8 @@ class Tenants:
 
     The cgroup of a process identifies the pod. If the pod has several groups, the mounted region
     identifies the group, because a process can mount only the region of its group. A process that
-    called chroot(2) does not show its mounts. For such a process, the container's cached group or
-    the mounts of an ancestor count.
+    called chroot(2) does not show its mounts. For such a process, the group comes from the
+    container's cached group or from an ancestor's mounts.
     """
 
     def __init__(self, listed: Callable[[], Sequence[Tenant]], root: Path) -> None:

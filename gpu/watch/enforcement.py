@@ -96,8 +96,9 @@ class Enforcement:
 def _kill(nvml: Nvml, uuid: str, is_member: Callable[[int], bool]) -> tuple[int, ...]:
     """Kill the members of a group that use a GPU. Returns the pids of killed processes.
 
-    After the driver's report, another process may get a pid. So this function opens pidfds, queries
-    the driver again, and kills only processes that the driver still reports.
+    After the report, a reported process may end, and another process may get its pid. So this
+    function opens pidfds, queries the driver again, and kills only processes that the driver still
+    reports.
     """
     held: dict[int, int] = {}
     killed = []

@@ -61,7 +61,7 @@ class NodeSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watch:
-    """Samples all groups that have a tenant. One thread may use it.
+    """Samples all groups that have a tenant. Only one thread may use it.
 
     `owned` returns GPUs that are sampled even without groups: minor numbers by UUID.
     """

@@ -191,7 +191,7 @@ class NetlinkSocket:
             raise NetlinkError(error.errno or errno.EIO) from None
 
     def _replies(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """The number, type, flags and bytes of each answer to the last `send`."""
+        """The sequence number, type, flags and bytes of each answer to the last `send`."""
         while True:
             datagram = self.receive()
             offset = 0

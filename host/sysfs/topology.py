@@ -150,7 +150,7 @@ def _chain(link: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _flat(ids: dict[str, tuple[int, int]], chain: tuple[str, ...]) -> frozenset[str]:
-    """The upstream ports that form one switch chip with the upstream port above."""
+    """The upstream ports of the same switch chip as the next upstream port to the host bridge."""
     upstream = chain[-3::-2][::-1]
     return frozenset(
         below

@@ -142,7 +142,10 @@ class RangeReader:
 
 
 def _spelling(options: RangeOptions, path: str, *keys: str) -> tuple[str, str]:
-    """The JSON path and the value of the present key. Without one, takes the first key."""
+    """The JSON path and the value of the one key that is set.
+
+    If none is set, uses the first of `keys`.
+    """
     used = [key for key in keys if getattr(options, key)]
     if len(used) > 1:
         raise invalid_config(f'"{path}" has "{used[0]}" and "{used[1]}": remove one of them')

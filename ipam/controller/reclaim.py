@@ -88,9 +88,11 @@ class Reclaim:
         polled: Polled,
         steps: Steps,
     ) -> dict[str, Standing]:
-        """Do what the proofs allow now. Returns the standing of each block's holder, by block name.
-        `machines` has the Nodes of `polled`. If the poll is older than FRESH, no step is done. A
-        release needs a proof that was read after the fence."""
+        """Do what the proofs allow now.
+
+        Returns the standing of each block's holder, by block name. `machines` has the Nodes that
+        the poll `polled` read. If the poll is older than FRESH, no step is done. A release needs a
+        proof that was read after the fence."""
         blocks = tuple(blocks)
         standings = {block.holder: machines.standing(block.holder) for block in blocks}
         self._note(standings)

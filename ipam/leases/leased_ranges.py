@@ -30,8 +30,8 @@ class LeasedView:
 
     After `narrowed`, `wants` has the ranges of sets without a free address. `low` has the ranges of
     which less than a quarter stays free after this request. `is_passed_over` means that the free
-    addresses cannot be used on this link. The pod interface `sticky` gets only addresses reserved
-    for its name. From pools in `unreserved`, the interface gets any address.
+    addresses cannot be used on this link. If `sticky` is set, this pod interface gets only
+    addresses reserved for its name. From pools in `unreserved`, the interface gets any address.
     """
 
     def __init__(

@@ -206,8 +206,8 @@ class StickyClaims:
                 )
             if row.state == "unconfirmed" and row.boot == self._holder.boot:
                 raise Unusable(
-                    f"the address store of this node is older than AddressBlock {row.name}: "
-                    "reboot the node, then the pod gets the address"
+                    "the address store of this node is an old copy, which lacks changes of "
+                    f"AddressBlock {row.name}: reboot the node, then the pod gets the address"
                 )
         address = parse(found.spec.sticky.address)
         if not want.range.allows(address) or is_within(address, kept_out(pool)):
@@ -243,7 +243,7 @@ class StickyClaims:
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{sticky.address} is reserved for pod {sticky.pod}, but a former sandbox of "
-                "the pod still has this address: nothing was reserved; the runtime deletes "
+                "the pod still has this address: no address was taken; the runtime deletes "
                 "that sandbox and tries again",
             )
 
@@ -257,7 +257,7 @@ class StickyClaims:
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{address} is reserved for pod {spec.sticky.pod}, but node {node} still "
-                f"has it (AddressBlock {found.metadata.name}): nothing was reserved; the runtime "
+                f"has it (AddressBlock {found.metadata.name}): no address was taken; the runtime "
                 f"tries again. The address becomes free when the pod on node {node} is deleted, or "
                 f"when node {node} is proved dead. If the machine of node {node} is off, run "
                 f"`podfabric ipam reclaim --node {node} --powered-off`",
@@ -266,7 +266,7 @@ class StickyClaims:
         if taken is None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"another node takes {address} over: nothing was reserved; the runtime tries again",
+                f"another node takes over {address}: no address was taken; the runtime tries again",
             )
         stored, at = taken
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)

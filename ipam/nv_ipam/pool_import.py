@@ -315,7 +315,7 @@ def following(namespace: str, api: ClusterApi, changed: Callable[[], None]) -> N
 
 
 def _changed(there: AddressPool, wanted: AddressPool) -> AddressPool:
-    """The AddressPool `there`, with the values of `wanted` that depend on nv-ipam's pool."""
+    """The AddressPool `there`, with the block size and the limit of blocks from `wanted`."""
     most = wanted.spec.max_blocks_per_node or there.spec.max_blocks_per_node
     spec = replace(there.spec, block_size=wanted.spec.block_size, max_blocks_per_node=most)
     return replace(there, spec=spec)

@@ -125,9 +125,9 @@ class Chooser:
         return address
 
     def _held_by_others(self, range_: Range, first: int) -> range:
-        """The run of addresses from `first` on that other domains hold on this link. A network with
-        the same range and the opposite `enable_overlapping_ranges` counts too, even if the link is
-        unknown. whereabouts keeps one pool for both networks."""
+        """The unbroken run of addresses that begins at `first` and that other domains hold on this
+        link. A network with the same range and the opposite `enable_overlapping_ranges` counts too,
+        even if the link is unknown. whereabouts keeps one pool for both networks."""
         domain, cidr = range_.domain, str(range_.network)
         on_segment = self._tables.on_segment(self._segment, first)
         beside = self._tables.in_domain(range_.domain_beside, first)

@@ -82,8 +82,9 @@ class LeasedBlock(msgspec.Struct, frozen=True, kw_only=True):
         return is_here and is_within(parse(reservation.address), self.unprobed)
 
     def probed(self, seen: Iterable[Interval], answered: Iterable[Interval]) -> "LeasedBlock":
-        """The block after probes of `seen`. Another machine answered for addresses in
-        `answered`."""
+        """The block's row after the addresses in `seen` were probed.
+
+        Another machine answered for addresses in `answered`."""
         holes = merged(seen)
         return msgspec.structs.replace(
             self,

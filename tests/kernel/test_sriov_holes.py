@@ -358,7 +358,7 @@ def test_device_in_use_by_the_host_is_refused(
     for what, given in (("address", "10.98.0.1/24"), ("route", "10.97.0.0/24")):
         run(IP, what, "add", given, "dev", name)
         text = sriov.refused("c1", pods[0], deviceID=card.vfs[0]).text
-        assert f"which has {given}: choose" in text
+        assert f"({given}): choose" in text
         run(IP, what, "flush", "dev", name)
     sriov.add("c1", pods[0], deviceID=card.vfs[0])
     sriov.delete("c1", pods[0], deviceID=card.vfs[0])
@@ -366,7 +366,7 @@ def test_device_in_use_by_the_host_is_refused(
     sriov.policy = rules.of({"set": {"pfOnly": [True]}}, "config.yaml")
     run(IP, "address", "add", "10.99.0.1/24", "dev", other)
     reply = sriov.refused("c1", pods[0], master=other, pfOnly=True)
-    assert "which has 10.99.0.1/24: choose" in reply.text
+    assert "(10.99.0.1/24): choose" in reply.text
     run(IP, "address", "delete", "10.99.0.1/24", "dev", other)
 
 

@@ -73,7 +73,9 @@ def test_lock_that_stays_open_is_the_one_of_the_path(path: Path) -> None:
 def test_lock_that_is_held_is_busy_after_the_timeout(path: Path) -> None:
     with (
         locked(path, "the device"),
-        pytest.raises(Busy, match=r"call for the device is still running after 0.05 s .*device: "),
+        pytest.raises(
+            Busy, match=r"call for the device still holds .*device after a wait of 0.05 s: "
+        ),
         locked(path, "the device", 0.05),
     ):
         pass

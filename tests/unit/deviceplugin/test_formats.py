@@ -334,7 +334,7 @@ def test_rdma_is_given_only_where_a_selector_asks() -> None:
         ),
         (
             [sriov(additionalInfo={"eth0": {"a": "b"}})],
-            'f: resourceList[0].additionalInfo.eth0: is neither an address nor "*"',
+            'f: resourceList[0].additionalInfo.eth0: is neither a PCI address nor "*"',
         ),
     ],
 )
