@@ -156,7 +156,7 @@ def test_second_caller_waits_and_gives_up_in_time(journal: Journal) -> None:
 
 
 def _expect_busy(journal: Journal, attachment: Attachment) -> None:
-    with pytest.raises(Busy, match="still running"), journal.locked(attachment, 0.2):
+    with pytest.raises(Busy, match="still holds"), journal.locked(attachment, 0.2):
         pass
 
 
