@@ -76,6 +76,7 @@ class NodeReport(StepThread):
         self._lock = threading.Lock()  # guards `_refusals`
         self._refusals: dict[tuple[str, ...], tuple[float, RefusalStatus]] = {}  # with the time
         self._gpu_memory: Mapping[str, GpuMemory] = {}
+        self._faulty: set[tuple[Pod, str]] = set()  # in the last look
 
     def start(self) -> None:
         """Start the thread if the environment names this node and an API server."""
@@ -111,14 +112,16 @@ class NodeReport(StepThread):
             return [refusal for _, refusal in self._refusals.values()]
 
     def _observed(self) -> FabricNodeStatus:
-        """The status. Also writes an event on each pod whose HCA has a fault."""
+        """The status. Writes an event on each pod whose HCA has a new fault."""
         node = ThisNode(self._paths, tolerant=True)
         if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
             node.gpu_memory = self._gpu_memory
         status = fabric_node.observed(node, self._mistakes(), installed_version(), self._recent())
         self._gpu_memory = node.gpu_memory
-        for pod, text in fabric_node.pods_with_faults(node, status):
+        faulty = set(fabric_node.pods_with_faults(node, status))
+        for pod, text in faulty - self._faulty:
             self._tell_pod(FAULT, f"the pod has an HCA with a fault: {text}", pod)
+        self._faulty = faulty
         return status
 
     def step(self) -> float:
@@ -129,7 +132,8 @@ class NodeReport(StepThread):
         except (CNIError, HostError, OSError) as error:
             self._problems.tell("FabricNode", error)
             return LOOK
-        if self._stored is not None and _same(status, self._stored.status):
+        stored = self._stored
+        if stored is not None and msgspec.structs.replace(stored.status, written="") == status:
             return LOOK
         pause = self._written_at + PAUSE - time.monotonic()
         if pause > 0:
@@ -169,7 +173,3 @@ class NodeReport(StepThread):
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _same(status: FabricNodeStatus, stored: FabricNodeStatus) -> bool:
-    return msgspec.structs.replace(stored, written="") == status

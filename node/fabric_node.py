@@ -1,6 +1,6 @@
 """FabricNode: one object per node, with the node's HCAs, pools, GPUs, attachments and faults.
 
-The agent writes the object (agent.node_report). docs/reference/objects.md describes the fields.
+The agent writes the object (agent.node_report). The CRD in deploy/chart describes the fields.
 """
 
 import platform
@@ -239,8 +239,7 @@ def _hca(listed: node_hcas.ListedHCA) -> HcaStatus:
         ports=tuple(_ports(hca)),
         pools=tuple(offer.resource for offer in listed.offered),
         pods=tuple(dict.fromkeys(holder.container.pod for holder in listed.held)),
-        # An unused port may be down.
-        fault=listed.fault if listed.offered or listed.held else "",
+        fault=listed.fault if listed.offered or listed.held else "",  # an unused port may be down
     )
 
 

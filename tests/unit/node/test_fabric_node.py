@@ -315,6 +315,9 @@ def test_a_fault_names_the_pods_that_hold_or_use_the_hca(paths: Paths, api: Fake
     assert told == []
     Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
     writer.step()
+    before = list(told)
+    writer.step()
+    assert told == before  # once while the fault lasts
     assert {reason for reason, _, _ in told} == {node_report.FAULT}
     assert all(FIRST in text for _, text, _ in told)
     assert {str(pod) for _, _, pod in told} == {"ml/worker-0"}
