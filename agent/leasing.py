@@ -69,7 +69,10 @@ def pools_of(
     settings: AddressSettings,
     environ: Mapping[str, str] = os.environ,
 ) -> "FollowedPools | None":
-    """The follower of nv-ipam's pools. `None` without the setting, NODE_NAME or API server."""
+    """The follower of nv-ipam's pools.
+
+    Returns `None` if the setting, NODE_NAME or an API server is missing.
+    """
     if not settings.nv_ipam:
         with suppress(OSError):
             Path(translate.pools_file(paths.ipam)).unlink()
@@ -90,7 +93,8 @@ def api_of(
 ) -> "KubernetesApi | None":
     """A client of the API server. Returns `None`, and logs the reason, if there is no API server.
 
-    The log line names the `setting` that needs the client, and the effect `until_then`.
+    The log line names the `setting` that needs the client, and says what happens without one
+    (`until_then`).
     """
     from kube.resources import ApiError
     from kube.transport import KubernetesApi

@@ -16,7 +16,8 @@ from cli.arguments import Parser
 class Command(NamedTuple):
     """The help of a command, and the function of `module` that adds the arguments.
 
-    The function also sets `main`, which takes the parsed arguments and returns the exit code.
+    The function also sets the default `main`, a function that takes the parsed arguments and
+    returns the exit code.
     """
 
     help: str

@@ -1,7 +1,7 @@
 """Checks whether a container's uverbs nodes still belong to the HCA that the container got.
 
 The kernel numbers uverbs devices in the order of their registration. After a driver reload, the
-container's node may belong to another HCA.
+container's device file may belong to another HCA.
 """
 
 from collections.abc import Mapping

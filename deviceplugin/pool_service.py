@@ -203,7 +203,7 @@ def waiting_gpus(
     in_checkpoint: Iterable[PodDevices] = (),
     known: Mapping[tuple[str, str], str] | None = None,
 ) -> list[str]:
-    """The sorted addresses of the GPUs of the container for which the kubelet allocates HCAs.
+    """The sorted addresses of the container's GPUs.
 
     The kubelet does not name this container. PodResources lists the container's GPUs, but none of
     our HCAs. A container that requests no HCA looks the same. But the kubelet's checkpoint has a

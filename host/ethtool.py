@@ -68,7 +68,7 @@ def restore(route: Rtnetlink, name: str, earlier: Mapping[str, str]) -> list[str
 
 
 def _read(route: Rtnetlink, name: str, setting: str) -> bytes:
-    """The struct of a setting without its command, or the requested bits of the features."""
+    """The struct of a setting, without the command. For features: the requested bits."""
     if setting != FEATURES:
         command = _COMMANDS[setting]
         return _ioctl(route, name, command.get, bytes(command.size - _COMMAND.size))

@@ -60,7 +60,10 @@ class AddressPlugin:
         return bool(self._stores.options(request).probe)
 
     def settle_probes(self, request: Request, grant: Grant, answers: Mapping[str, str]) -> None:
-        """Record the probes of `grant.unprobed`. Raises AddressInUse if a machine answered."""
+        """Record that the addresses `grant.unprobed` were probed.
+
+        Raises AddressInUse if a machine answered.
+        """
         open_ = [
             each.reservation for each in grant.granted if each.reservation.address in grant.unprobed
         ]

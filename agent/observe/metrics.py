@@ -1,8 +1,8 @@
 """Counts calls, refusals and sweeps for Prometheus, and collects the metrics of other sources.
 
 A label's value is from a known set or "other", so that no client can create endless series. A pod
-in the host's network may read the metrics. So no metric names a tenant's network or range, except
-on a unix socket, which only root can open.
+in the host's network may read the metrics. So the metrics contain no network or range of a tenant,
+except on a unix socket, which only root can open.
 """
 
 import threading

@@ -54,7 +54,8 @@ class AgentEvents(StepThread):
         self._events: PendingEvents | None = None
 
     def of_gpu(self, incident: "OverUse | Refusal") -> None:
-        """Write an event on a pod that uses too much memory of a GPU, or whose process was refused.
+        """Write an event on a pod: it uses too much memory of a GPU, or one of its processes could
+        not register.
 
         A pod gets one event for over-use, one for killed processes, and one for each refusal text.
         """

@@ -15,7 +15,7 @@ So an end of file means that the launcher is gone. The agent answers
     standard error  standard output
 
 with status 0 after a call. With status 1 the agent did not begin the call, and standard output has
-a CNI error. Status 2 means the same, but the next agent may run the call.
+a CNI error. After status 2, the launcher sends the call to the next agent.
 """
 
 import struct

@@ -19,7 +19,7 @@ _LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
 def connection_manager(node: ThisNode) -> Iterator[Outcome]:
-    """Programs that connect by IP addresses need this module (rping, UCX's rdmacm, NFS)."""
+    """Programs that connect by IP addresses (rping, UCX's rdmacm, NFS) need this module."""
     if not node.with_rdma:
         yield not_applicable("the node has no RDMA device")
     elif discovery.rdma_cm(node.paths) is None:

@@ -125,7 +125,7 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 
 def registered(node: ThisNode) -> Iterator[Outcome]:
-    """Check that the kubelet's ids of our resources are podfabric's, not another plugin's."""
+    """Check that podfabric, not another plugin, offers the kubelet's ids of our resources."""
     registered_ids = kubelet.registered(node.paths)
     if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")

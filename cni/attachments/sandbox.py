@@ -45,7 +45,10 @@ class OpenNamespace(NamedTuple):
 
 @contextmanager
 def namespaces_of(request: Request, entry: JournalEntry | None) -> Iterator[list[OpenNamespace]]:
-    """The namespaces that may have an attachment's device, found by path or by a process inside."""
+    """The namespaces that may have an attachment's device.
+
+    The sources are paths and running processes.
+    """
     with ExitStack() as opened:
         namespaces: list[OpenNamespace] = []
 

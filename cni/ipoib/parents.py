@@ -150,7 +150,10 @@ def _require_own_hca(plan: ChildPlan, match: Match) -> None:
 
 
 def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:
-    """The plan with the values that rules fix. Raises NotAllowed if no rule allows the plan."""
+    """The plan, with the values that the policy's rules require.
+
+    Raises NotAllowed if no rule allows the plan.
+    """
     parent = plan.parent
     allowance = match.using(plan.hca, "master", parent.name, parent=parent.name)
     fixed = allowance.filled(request.config.keys, ("pkey", "mtu", "proxy_arp"))

@@ -82,7 +82,10 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
 
 
 def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
-    """Refuse an interface that the host uses. A DEL could not restore addresses and routes."""
+    """Refuse an interface that the host uses.
+
+    DEL cannot restore the addresses and routes of an interface.
+    """
     if master := attribute_files.target(f"{paths.sys}/class/net/{link.name}/master"):
         raise DeviceUnfit(
             f'"{link.name}" of device {link.device} belongs to "{master}" on the host: '

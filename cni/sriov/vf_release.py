@@ -164,7 +164,10 @@ def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
 def _restore_driver_settings(
     paths: Paths, host: Rtnetlink, record: DeviceRecord, origin: Origin
 ) -> None:
-    """Restore the driver's settings. Only note a refusal, because the device works anyway."""
+    """Restore the driver's settings.
+
+    If the driver refuses a setting, log the refusal and continue, because the device works anyway.
+    """
     if origin.name in pci.netdevs(paths, record.device):
         for refusal in ethtool.restore(host, origin.name, record.ethtool):
             note(f"device {record.device}: {refusal}")

@@ -145,7 +145,7 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
 
 
 def _check_interval(parts: dict[str, Any], name: str) -> None:
-    """Check the interval. No interval has an effect, because changes are seen at once."""
+    """Check the interval. The interval has no effect, because changes are seen at once."""
     where = f"{name}: periodicUpdateInterval"
     if "periodicUpdateInterval" in parts and "configList" not in parts:
         raise DocumentError(f"{where}: is only for files with configList: remove the key")

@@ -1,9 +1,9 @@
 """Finds the files that bring NVIDIA's driver and our shims into a container.
 
-A shim has the names of the driver's library that it replaces. In a container, the driver's own
-library is outside of the loader's directories. The shim is linked with this library by path
-(docs/developers/gpu-library.md). In a container, each library is in Debian's directory and in Red
-Hat's.
+A shim has the file names of the driver's library that the shim replaces. In a container, the
+driver's own library is outside of the loader's directories. The shim is linked with this library by
+path (docs/developers/gpu-library.md). In a container, each library is in Debian's directory and in
+Red Hat's.
 
 Sources: ld.so(8); nvc_info.c of libnvidia-container for the names of libraries.
 """

@@ -63,7 +63,7 @@ class Enforcement:
         self._over: dict[str, int] = {}  # samples in a row with over-use, by group
 
     def decide(self, sample: NodeSample, nvml: Nvml | None) -> None:
-        """Act on each tenant that was above its limit in the last `LOOKS` samples."""
+        """Act on each tenant that was above its limit in each of the last `LOOKS` samples."""
         over = [tenant for tenant in sample.tenants if tenant.overuse_bytes]
         self._over = {
             tenant.tenant.group: self._over.get(tenant.tenant.group, 0) + 1 for tenant in over

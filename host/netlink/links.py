@@ -178,7 +178,7 @@ def is_running(route: Rtnetlink, name: str) -> bool:
 
 
 def by_index(route: Rtnetlink, index: int, after: Sequence[ChangeRequest] = ()) -> Link | None:
-    """The interface with that index in the socket's namespace, after the changes in `after`."""
+    """Make the changes `after`, then look up the interface by its index."""
     answer = _get(route, f"looking up interface {index}", question(index=index), after)
     return None if answer is None else of_message(answer)
 

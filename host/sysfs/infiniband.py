@@ -36,7 +36,10 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pkeys(self) -> Iterator[int]:
-        """The P_Keys in the port's table, read one by one, because a table may have 128 slots."""
+        """Yields the P_Keys of the port's table.
+
+        Each is read when it is needed, because a table may have 128 slots.
+        """
         table = f"{self.directory}/pkeys"
         for slot in sorted(int(name) for name in attribute_files.names(table) if name.isdecimal()):
             if pkey := attribute_files.number(f"{table}/{slot}"):  # an empty slot has 0x0000

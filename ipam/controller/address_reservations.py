@@ -66,7 +66,10 @@ def reserve(
 
 
 def _is_kept(reservation: AddressReservation | None, block: AddressBlock) -> bool:
-    """Whether the reservation is for the block's pod. A new reservation may have an old name."""
+    """Whether the reservation is for the block's pod.
+
+    A new reservation may have the name of a deleted one.
+    """
     return reservation is not None and is_of(
         reservation, block.spec.pool, pod_of(block.spec.sticky)
     )

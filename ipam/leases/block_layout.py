@@ -78,8 +78,8 @@ def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
     """The reason why a block must be ignored, or "".
 
     Any node may write a block. The name, space, size and range of a valid block match its pool. So
-    the name of a valid block locks exactly the block's addresses. A pool without a decided space or
-    size matches any.
+    the name of a valid block locks exactly the block's addresses. A pool without a decided space
+    matches any space, and a pool without a decided size any size.
     """
     spec, decided = block.spec, pool.status
     try:

@@ -67,8 +67,10 @@ class Counted(NamedTuple):
 
 
 class Lessee(StepThread):
-    """Implements `Claims` for one node. `clock` is CLOCK_BOOTTIME. Without `start`, the caller's
-    thread runs `claim`, and calls `step` for due work."""
+    """Implements `Claims` for one node.
+
+    `clock` is CLOCK_BOOTTIME. If `start` was not called, `claim` leases blocks in the caller's
+    thread, and the caller calls `step`."""
 
     def __init__(
         self,

@@ -178,8 +178,10 @@ def _look_every(pool: AddressPool | None) -> float:
 
 
 def give_back(api: ClusterApi, store: BlockStore, instance: str, block: LeasedBlock) -> None:
-    """Return a block if no pod holds its addresses. If the first request fails, the row is not
-    marked, because a pod may still need the block. Raises ApiError."""
+    """Give a block back if no pod holds its addresses.
+
+    If the first request fails, the row is not marked, because a pod may still need the block.
+    Raises ApiError."""
     found = None
     with suppress(NotFound):
         found = api.get(AddressBlock, block.name)

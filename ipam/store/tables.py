@@ -101,7 +101,10 @@ class Tables(Database):
         return int(count)
 
     def on_segment(self, segment: str, address: int) -> Iterator[tuple[int, str]]:
-        """Held addresses from `address` on, each with its domain, sorted. Segment "" has none."""
+        """Held addresses from `address` on, each with its domain, sorted.
+
+        Yields nothing if `segment` is "".
+        """
         for key, domain in self._execute(
             "SELECT address, domain FROM reservation INDEXED BY by_segment "
             "WHERE segment = ? AND segment != '' AND address >= ? ORDER BY address",
