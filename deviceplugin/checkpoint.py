@@ -77,7 +77,7 @@ class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def open(self) -> bool:
-        """Whether the start of the container may still choose another GPU."""
+        """Whether another GPU may still be chosen when the container starts."""
         return bool(self.slot) and not self.group
 
 

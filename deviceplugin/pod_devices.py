@@ -33,7 +33,7 @@ class Stale(Exception):
 
 
 class PodDevice(msgspec.Struct, frozen=True):
-    """An HCA that a pod holds, by one of the pod's device ids."""
+    """An HCA that a pod holds. `id` is one of the pod's device ids for the HCA."""
 
     resource: str
     id: str
@@ -58,7 +58,7 @@ class PodHoldings(msgspec.Struct, frozen=True):
         return next(iter(self.hcas_of(device_id)), None)
 
     def hcas_of(self, device_id: str) -> tuple[PodDevice, ...]:
-        """The pod's HCAs with this device id; without any, the pod's HCA that the id names."""
+        """The HCAs that the pod got by this id, or otherwise the pod's HCA that the id names."""
         own = tuple(hca for hca in self.hcas if device_id in (*hca.ids, hca.id))
         named = hca_of(device_id)
         return own or tuple(hca for hca in self.hcas if hca.device.id in (device_id, named))

@@ -166,7 +166,7 @@ class SysfsSnapshot:
         return attribute_files.names(f"{self._sys}/{path}")
 
     def indexes(self, path: str) -> list[int]:
-        """The numbers among a table's entries, sorted."""
+        """The decimal names in a directory, as sorted integers."""
         return sorted(int(name) for name in self.names(path) if name.isdecimal())
 
     def target(self, path: str) -> str:

@@ -316,7 +316,7 @@ def _rdma(paths: Paths, name: str) -> str:
 
 
 def _index(paths: Paths, pf: str, vf: str) -> int | None:
-    """The number of a VF at its PF. The last number is checked first: a PF may have 127 VFs."""
+    """The number of a VF at its PF. Checks the last result first: a PF may have 127 VFs."""
     last = _last_index.get(vf)
     if last is None or attribute_files.target(f"{_device(paths, pf)}/virtfn{last}") != vf:
         last = next((index for index, address in indexed_vfs(paths, pf) if address == vf), None)

@@ -99,7 +99,7 @@ def _distance(a: PciLocation, b: PciLocation) -> Distance:
 
 
 def _levels(location: PciLocation, common: int) -> int:
-    """The number of switches on the path to a device, below the port where two paths divide."""
+    """The number of switches on a device's path, below its first `common` functions."""
     below = location.chain[common:-1]
     return (len(below) + 1) // 2 - sum(port in location.flat for port in below)
 

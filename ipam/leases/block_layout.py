@@ -1,8 +1,8 @@
 """Divides pools into blocks, and names pools and blocks.
 
-Block 0 begins at the first address of the range. A block's name is the lock on its addresses. Two
-claims of the same addresses must have the same name. So the name consists only of the space, the
-first address in canonical text, and the prefix length.
+Block 0 begins at the first address of the range. A block's name is the lock on the block's
+addresses. Nodes that claim the same addresses must use the same name. So the name consists only of
+the space, the first address in canonical text, and the prefix length.
 """
 
 import hashlib
@@ -78,8 +78,8 @@ def why_wrong(block: AddressBlock, pool: AddressPool) -> str:
     """The reason why a block must be ignored, or "".
 
     Any node may write a block. The name, space, size and range of a valid block match its pool. So
-    the name of a valid block locks exactly the block's addresses. A pool without a decided space
-    matches any space, and a pool without a decided size any size.
+    the name of a valid block locks exactly the block's addresses. If the pool's space or block size
+    is undecided, any value matches.
     """
     spec, decided = block.spec, pool.status
     try:
@@ -106,7 +106,7 @@ def _network(range_: str) -> Network:
 
 
 def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
-    """The addresses of the range that no pod gets. Skips unreadable entries of `spec.exclude`."""
+    """The range's addresses that no pod gets. Skips unreadable entries of `spec.exclude`."""
     try:
         first, last = of_network(range_)
     except ValueError:  # a /31 or /32, for use_all_addresses only
@@ -128,8 +128,8 @@ def holes_of(spec: PoolSpec, range_: Network) -> tuple[Interval, ...]:
 
 
 def free_map(leased: Iterable[int], total: int) -> str:
-    """The bitmap of leased blocks in base64. Block i is bit i % 8, from the lowest, of byte i //
-    8."""
+    """A bitmap of the leased blocks, in base64. Block i is bit i % 8 of byte i // 8. Bit 0 is the
+    lowest."""
     bits = bytearray((total + 7) // 8)
     for index in leased:
         bits[index // 8] |= 1 << index % 8
@@ -162,7 +162,7 @@ def pool_name(network_name: str, range_: str, *, shared: bool = True) -> str:
 
 
 def space_name(network_name: str, range_: str, *, shared: bool = True) -> str:
-    """The space in which an address is unique. Each private range has a separate space."""
+    """The name of a pool's space. Each private range has a separate space."""
     label = _label(network_name) if network_name else "default"
     return label if shared else f"{label}-{_hash(range_)}"
 

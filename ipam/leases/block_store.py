@@ -1,6 +1,6 @@
 """The lessee's access to this node's store. Each method is one transaction.
 
-The caller has no transaction open. No method calls the API server.
+The caller must have no transaction open. No method calls the API server.
 """
 
 import uuid
@@ -34,7 +34,7 @@ class Survey(NamedTuple):
 
 
 class BlockStore:
-    """The rows of leased blocks. Every method raises CNIError."""
+    """The rows of leased blocks. Every method may raise CNIError."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._files = files
@@ -69,7 +69,7 @@ class BlockStore:
 
     def identify(self, machine: str) -> Instance:
         """The store's identity. A store copied from another machine gets a new identity, because
-        the other machine holds the blocks. With a new identity, rows with reservations become
+        the other machine holds the blocks. If the identity is new, rows with reservations become
         `lost`, and other rows are deleted."""
         with self._files.transaction() as tables:
             known = tables.instance()
@@ -87,7 +87,7 @@ class BlockStore:
             tables.put_block(block)
 
     def revise(self, revisions: Mapping[tuple[str, str], Revision]) -> None:
-        """Change rows by name and uid. Skips rows that are gone or `returning`."""
+        """Change the rows with these names and uids. Skips rows that are gone or `returning`."""
         with self._files.transaction() as tables:
             changed = []
             for (name, uid), revision in revisions.items():
@@ -102,8 +102,8 @@ class BlockStore:
                         tables.put_block(block)
 
     def serve(self, space: str, domain: str) -> dict[str, LeasedBlock] | None:
-        """Let the blocks of a space serve `domain` too. Returns all rows, or `None` if a row
-        changed."""
+        """Add `domain` to the domains of all blocks in a space. Returns all rows, or `None` if a
+        row was changed."""
         with self._files.transaction() as tables:
             blocks = {block.name: block for block in tables.blocks()}
             others = [
@@ -141,7 +141,7 @@ class BlockStore:
                     tables.drop_block(name)
 
     def lose(self, name: str, uid: str) -> Mapping[int, Reservation]:
-        """Delete an unused row, or mark the row as `lost`. Returns the block's reservations."""
+        """Delete an unused row, but mark a used row as `lost`. Returns the block's reservations."""
         with self._gone(name, uid) as (tables, block):
             if block is None:
                 return {}
@@ -183,7 +183,7 @@ def _held(tables: Tables, block: LeasedBlock) -> Mapping[int, Reservation]:
 
 
 def _used(tables: Tables, block: LeasedBlock) -> int:
-    """In a sticky block, only addresses of this boot count. The pod may be on another node now."""
+    """In a sticky block, only this boot's reservations count. The pod may be elsewhere now."""
     if block.sticky:
         return sum(held.boot == block.boot for held in _held(tables, block).values())
     return sum(

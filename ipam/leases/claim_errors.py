@@ -53,7 +53,7 @@ def none_left(
 
 
 def _most_free(holder: Holder, others: Sequence[AddressBlock]) -> str:
-    """The nodes with the most free addresses, by the statuses of their blocks."""
+    """Names other nodes with the most free addresses (sums of `status.free`)."""
     free = Counter[str]()
     for block in others:
         if block.spec.holder.instance != holder.instance and block.status.free:
@@ -84,7 +84,7 @@ def _taken(
 
 
 def is_reserved(want: Want) -> AddressTaken:
-    """Does not name the pod, which may be another tenant's."""
+    """Does not name the pod, because the pod may belong to another tenant."""
     return _not_given(
         want,
         "is in a block that is reserved for a pod by its name",
@@ -93,7 +93,7 @@ def is_reserved(want: Want) -> AddressTaken:
 
 
 def is_kept_out(want: Want, pool: AddressPool) -> AddressTaken:
-    """The address is excluded, not offered, or held by a pod of whereabouts."""
+    """The address is excluded, not offered, or given to a pod by whereabouts."""
     name = pool.metadata.name
     where = f"see spec.exclude, status.held and status.offered of AddressPool {name}"
     return _not_given(want, f"is kept out of AddressPool {name}", where)

@@ -1,4 +1,4 @@
-"""Requests for blocks, and the queue of claims that ADDs wait for."""
+"""Requests for blocks, and the queue of claims. ADDs wait for these claims."""
 
 import threading
 import time
@@ -33,8 +33,8 @@ class PodInterface(NamedTuple):
 
 class Want(NamedTuple):
     """A range in which a node needs an address. A `fixed` range is exactly one address. `pool` is
-    the range of the AddressPool. Only a fixed `range` may differ from `pool`. With `sticky`, only
-    the address reserved for this pod interface is allowed."""
+    the range of the AddressPool. Only a fixed `range` may differ from `pool`. If `sticky` is set,
+    only the address that is reserved for this pod interface is allowed."""
 
     range: Range
     pool: PoolRange
@@ -63,7 +63,7 @@ class LeasesNothing(CNIError):
 
 
 class NotReserved(CNIError):
-    """No AddressReservation exists for the pod of a want. The pod gets any address of the pool."""
+    """No AddressReservation exists for the pod. The pod gets any address of the pool."""
 
     def __init__(self, want: Want) -> None:
         super().__init__(Code.TRY_AGAIN, f"no address of {want.range} is reserved for the pod")
@@ -72,8 +72,8 @@ class NotReserved(CNIError):
 
 class Claims(Protocol):
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        """Wait until one of the wants may have an address, at most until `deadline`
-        (`time.monotonic`).
+        """Wait until this node may have an address for one of the wants. The wait ends at
+        `deadline` (`time.monotonic`).
 
         Raises CNIError 11 if a later try may succeed, and 110 if the pool has no address left.
         Raises AddressTaken if the fixed address is taken. Raises NotReserved if no address is
@@ -111,13 +111,13 @@ Lease = Callable[[Want, Callable[[], bool]], None]
 
 
 def key_of(want: Want) -> WantKey:
-    """Wants with the same key can share a block."""
+    """Two wants with the same key can share a block."""
     return *want.pool, want.range.parts, want.fixed, want.sticky
 
 
 class Attempt:
-    """A claim. `until` has the deadline (`time.monotonic`) of each ADD that waits. Once `over` is
-    set, `error` has the failure, or `None`."""
+    """A claim. `until` has the deadline (`time.monotonic`) of each ADD that waits. After `over` is
+    set, `error` is the failure, or `None` if the claim succeeded."""
 
     def __init__(self, want: Want) -> None:
         self.want = want
@@ -130,7 +130,7 @@ class Attempt:
 
 
 class Attempts:
-    """The pending claims and the last failures. For any thread."""
+    """The pending claims and the last failures. Any thread may use this object."""
 
     def __init__(self, lease: Lease, look_at_pool: float = _LOOK_AT_POOL) -> None:
         self.changed = threading.Condition()
@@ -194,7 +194,7 @@ class Attempts:
             attempt.over.set()
 
     def unable(self, wants: Sequence[Want]) -> str | None:
-        """The error of a recent failed claim for one of the wants, or `None`."""
+        """The text of a recent failure in a pool of `wants`, or `None`."""
         told = (self._refusals.get(want.pool_name) for want in wants)
         since = time.monotonic() - RECENT
         texts = (each[1].message for each in told if each and each[0] > since)

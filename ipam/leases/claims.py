@@ -1,9 +1,9 @@
-"""Claims a block by a POST of its AddressBlock. The object's name is the lock on its addresses.
+"""Claims a block by a POST of its AddressBlock. The object's name locks the block's addresses.
 
-If another node has the block, the API server answers 409, and this node tries the next block. After
-a lost answer, this node reads the block. The nonce shows whether the block is ours. After the POST,
-this node reads the pool again, because the pool may have changed. The controller first changes the
-pool, and then looks for the pool's blocks.
+If another node has the block, the API server answers 409, and this node tries the next block. If
+the answer is lost, this node reads the block. The nonce shows whether the block is ours. After the
+POST, this node reads the pool again, because the pool may have changed. The controller first
+changes the pool, and then looks for the pool's blocks.
 """
 
 import math
@@ -50,7 +50,7 @@ class Late(Exception):
 
 
 class Claimant:
-    """Claims blocks for a holder. `claims` counts leased blocks, `conflicts` lost claims."""
+    """Leases blocks for a holder. Counts leased blocks (`claims`) and lost claims (`conflicts`)."""
 
     def __init__(self, leasing: Leasing) -> None:
         self._api, self._store, self._pools, self.holder, self._clock = leasing
@@ -130,8 +130,7 @@ class Claimant:
     def _take_over(
         self, found: AddressBlock, pool: AddressPool, want: Want, mine: Mapping[str, LeasedBlock]
     ) -> AddressBlock | None:
-        """Take over the block for the pod's name. Returns `None` if this node already has the
-        block."""
+        """Take over the pod's sticky block. Returns `None` if this node already has the block."""
         if found.metadata.name not in mine:
             self._require_few(pool, mine.values())
         used = self._sticky.use(found, pool, want)
@@ -140,7 +139,7 @@ class Claimant:
 
     def _has(self, mine: Collection[LeasedBlock], pool: AddressPool, want: Want) -> bool:
         """Whether a block of this node has the fixed address now. Raises AddressTaken if the block
-        is sticky, or no pod may get the address."""
+        is sticky, or if no pod may get the address."""
         address, now = want.range.first, self._clock()
         for block in mine:
             if (
@@ -212,7 +211,7 @@ class Claimant:
         holes: Sequence[Interval],
         mine: Collection[str],
     ) -> AddressBlock | None:
-        """Take over a drained block with a fitting address. A lost machine may still use the
+        """Take over a drained block that has a fitting address. A lost machine may still use the
         address. So a node tries other blocks first. `mine` names this node's blocks."""
         for found in others:
             if not is_let_go(found) or found.metadata.name in mine or found.spec.sticky.reservation:
@@ -255,8 +254,8 @@ class Claimant:
 def post(
     api: ClusterApi, clock: Callable[[], float], new: AddressBlock
 ) -> tuple[AddressBlock | None, float]:
-    """POST the block. Returns the stored block and a time before the answer. The block is `None` if
-    another node has the name."""
+    """POST the block. Returns the stored block, and the time just before the last request. The
+    block is `None` if another node leases the block."""
     for attempt in range(_ATTEMPTS):
         at = clock()
         try:
@@ -280,9 +279,9 @@ def post(
 class Candidates:
     """The order in which a node tries the blocks of a pool.
 
-    `instance` seeds the order. So nodes that claim at once try different blocks. A node first tries
-    the index of its last leased block. So nodes that leased different indexes in one pool do not
-    compete in the next pool.
+    `instance` seeds the order. So nodes that claim at the same time try different blocks. A node
+    first tries the index that it leased last. So nodes that leased different indexes in one pool do
+    not compete in the next pool.
     """
 
     def __init__(self, instance: str) -> None:
@@ -332,7 +331,7 @@ class Candidates:
             yield indexes.pop()
 
     def _drawn(self, stretches: Sequence[range]) -> Iterator[int]:
-        """Random indexes of a pool without a map."""
+        """Random block indexes in a pool without a map."""
         total = sum(map(_length, stretches))
         for _ in range(_MOST_DRAWN):
             number = self._random.randrange(total)

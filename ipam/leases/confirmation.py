@@ -1,9 +1,9 @@
-"""Confirms this node's leases by one consistent LIST of its blocks.
+"""Confirms this node's leases by one consistent LIST of the node's blocks.
 
 Leases are confirmed only while the Node object exists. The object of a confirmed block has our
-instance, the row's uid and this boot, and is not `Reclaiming`. If the store and the API server
-differ, the store decides which addresses pods have. The API server decides which node holds a
-block. The time of a confirmation is taken before its first request.
+instance, the row's uid and this boot. The object's state is not `Reclaiming`. If the store and the
+API server differ, the store decides which addresses pods have. The API server decides which node
+holds a block. The time of a confirmation is read before the confirmation's first request.
 """
 
 import logging
@@ -150,7 +150,7 @@ class Confirmation:
             return None
 
     def _max_offline(self, found: AddressBlock, row: LeasedBlock | None) -> int:
-        """`maxOfflineSeconds` of the object. A longer limit is written before its use. A shorter
+        """`maxOfflineSeconds` of the object. A longer limit is written before it is used. A shorter
         limit is used before it is written."""
         limits = [row.max_offline if row is not None else 0.0]
         pool = self._pools.known(found.spec.pool)
@@ -167,11 +167,11 @@ class Confirmation:
         return self._api.update(replace(found, spec=spec))
 
     def _taken_over(self, found: AddressBlock) -> tuple[AddressBlock, float] | None:
-        """Begin to use a block of ours that the store lacks, or delete the block.
+        """Add the missing row of a block, or delete the block.
 
         Either a process claimed the block and died, or the store is an older copy. An older copy
-        may lack pods of this boot, so no pod gets an address of the block. The object is changed
-        first. So a late DELETE of ours finds another version and fails.
+        may lack reservations of this boot, so no pod gets an address of the block. The object is
+        changed before the row is written, so that a delayed DELETE by this node fails.
         """
         same_boot = found.spec.holder.boot == self._holder.boot
         if found.spec.holder.node != self._holder.node:
@@ -270,8 +270,8 @@ class Confirmation:
             self._events.of_pod("AddressConflict", message, pod)
 
     def adopt(self) -> None:
-        """Take over the blocks that this machine leased with a lost store, in an earlier boot. The
-        next `run` adds the blocks' rows. Raises ApiError."""
+        """Take over the blocks that this machine leased in an earlier boot, before its store was
+        lost. The next `run` adds the blocks' rows. Raises ApiError."""
         mine = self._holder
         if not (mine.machine_id and mine.system_uuid):
             return

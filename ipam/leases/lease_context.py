@@ -44,10 +44,10 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
 
 
 def same_machine_before(mine: Holder, other: Holder) -> bool:
-    """Whether `other` is this machine in an earlier boot, with a store that was lost.
+    """Whether `other` is this machine in an earlier boot, before its store was lost.
 
-    The pods of `other` ended with that boot. The machine id and the system UUID must match, because
-    clones share the machine id."""
+    The pods of `other` ended when the machine rebooted. The machine id and the system UUID must
+    match, because clones share the machine id."""
     ids = (mine.machine_id, mine.system_uuid)
     is_dead = other.instance != mine.instance and other.boot != mine.boot
     return all(ids) and ids == (other.machine_id, other.system_uuid) and is_dead

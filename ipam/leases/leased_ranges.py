@@ -26,12 +26,12 @@ def may_have(survey: Survey, want: Want, boot: str, now: float) -> bool:
 
 
 class LeasedView:
-    """A request's sets, restricted to this node's blocks within a transaction.
+    """The range sets of a request. `narrowed` restricts the sets to this node's blocks.
 
-    After `narrowed`, `wants` has the ranges of sets without a free address. `low` has the ranges of
-    which less than a quarter stays free after this request. `is_passed_over` means that the free
-    addresses cannot be used on this link. If `sticky` is set, this pod interface gets only
-    addresses reserved for its name. From pools in `unreserved`, the interface gets any address.
+    After `narrowed`, `wants` has the ranges of each set that has no free address. `low` has the
+    ranges whose blocks are more than three quarters full after this request. `is_passed_over` means
+    that the free addresses cannot be used on this link. If `sticky` is set, the pod gets only
+    addresses that are reserved for its name. From a pool in `unreserved`, the pod gets any address.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class LeasedView:
 
     def narrowed(self, tables: Tables) -> Sequence[RangeSet]:
         """The sets, restricted to confirmed blocks. Fuller blocks come first. Returns [] if a set
-        has no address. The clock is read within the transaction, because a lease may end during a
-        wait for the lock."""
+        has no free address. The clock is read within the transaction, because a lease may end
+        during a wait for the lock."""
         now = self._clock()
         self.wants, self.low = [], []
         self._unconfirmed, self._looked_at = None, now
@@ -87,7 +87,7 @@ class LeasedView:
         return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
-        """Put the sets that accept any block into `wants`. Returns False if there are none."""
+        """Set `wants` for the sets that accept any block. Returns False if no set does."""
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets
@@ -138,7 +138,7 @@ class LeasedView:
         return RangeSet(tuple(ranges), range_set.fixed)
 
     def _pool_range(self, range_: Range) -> PoolRange | None:
-        """The pool range of `range_`, if any. A fixed address may have another prefix length."""
+        """The pool range that contains `range_`, if any. The two prefix lengths may differ."""
         key = (range_.domain, range_.network)
         if key in self._leased:
             return key
@@ -146,13 +146,13 @@ class LeasedView:
         return next((pool for pool in around if range_.first in pool[1]), None)
 
     def _is_attached(self, tables: Tables) -> bool:
-        """Whether the attachment already holds addresses. A later step makes this an error."""
+        """Whether the attachment holds addresses already. If so, a later step raises an error."""
         held = tables.of_attachment(self.owner.attachment) if self.owner else []
         return any(each.boot == self._boot for each in held)
 
     def _held_before(self, tables: Tables, range_: Range, blocks: Sequence[LeasedBlock]) -> Range:
-        """The addresses that the pod has in this boot, except those in lost blocks. Another node
-        may have leased the addresses of an earlier boot."""
+        """The addresses that the pod has in this boot, except addresses in lost blocks. Addresses
+        of an earlier boot do not count, because another node may have leased them."""
         ours = [block.interval for block in blocks if block.state != "lost"]
         addresses = (
             parse(each.address)

@@ -1,7 +1,7 @@
 """The store of a node that leases its addresses from the cluster.
 
-An ADD calls the API server only if this node's blocks have no free address. Then the ADD waits
-until the lessee (`Claims`) leases a block. No other verb calls the API server.
+An ADD calls the API server only if this node's blocks have no free address. In this case, the ADD
+waits until the lessee (`Claims`) leases a block. No other verb calls the API server.
 """
 
 import time
@@ -127,7 +127,7 @@ class ClusterStore(SqliteStore):
         return None if view.wants else grant
 
     def _wait(self, view: LeasedView, pool_deadline: float) -> None:
-        """Wait until a set may have an address, in a new block or after a DEL on this node."""
+        """Wait until a new block, or a DEL on this node, may provide an address for a set."""
         deadline = time.monotonic() + self._patience
         backoff = Backoff(_AGAIN, _LONGEST_AGAIN)
         while True:
@@ -155,7 +155,7 @@ class ClusterStore(SqliteStore):
 
 
 def _explained(error: CNIError, view: LeasedView | None) -> CNIError:
-    """Add the reason why a block is not confirmed."""
+    """Begin the error's text with the reason why a block is not confirmed."""
     why = view.why_unconfirmed if view is not None else ""
     if error.code != Code.TRY_AGAIN or not why:
         return error

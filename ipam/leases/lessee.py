@@ -70,7 +70,7 @@ class Lessee(StepThread):
     """Implements `Claims` for one node.
 
     `clock` is CLOCK_BOOTTIME. If `start` was not called, `claim` leases blocks in the caller's
-    thread, and the caller calls `step`."""
+    thread. The caller must also call `step`."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Lessee(StepThread):
         self._store.close()
 
     def step(self) -> float:
-        """Do the due work, ADDs first. Returns the seconds until the next work is due."""
+        """Do the work that is due, ADDs first. Returns the seconds until the next work is due."""
         with self._working:
             self._attempts.serve()
             if self._is_due(self._confirm_at):
@@ -160,7 +160,7 @@ class Lessee(StepThread):
         return not self._ended.is_set() and self._clock() >= at
 
     def claim(self, wants: Sequence[Want], deadline: float) -> None:
-        """See Claims.claim. ADDs with the same want wait for one claim."""
+        """See Claims.claim. ADDs with the same want share one claim."""
         until = deadline if self._thread is not None else math.inf
         attempts = [self._attempts.add(want, until) for want in wants]
         if self._ended.is_set():  # otherwise the thread ends the attempts
@@ -193,7 +193,7 @@ class Lessee(StepThread):
         return self._attempts.unable(wants)
 
     def _lease(self, want: Want, is_late: Callable[[], bool]) -> None:
-        """Claim a block. Every failure is a CNIError."""
+        """Claim a block. Every failure raises CNIError."""
 
         def is_over() -> bool:
             return self._ended.is_set() or is_late()

@@ -34,7 +34,7 @@ class IpamResource(Resource, frozen=True, kw_only=True):
 
 
 class ReclaimSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The waits before a lost node's blocks are freed, as durations of Go such as "1h30m"."""
+    """The waits before a lost node's blocks are freed. Each is a Go duration such as "1h30m"."""
 
     node_gone_after: str = "10m"
     max_offline: str = "30m"
@@ -54,7 +54,7 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Lost nodes lease the `quarantined` blocks."""
+    """The holders of the `quarantined` blocks may be dead."""
 
     total: int = 0
     leased: int = 0
@@ -62,20 +62,20 @@ class BlockCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AddressCounts(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Pods may get `capacity` addresses, at most 2**63 - 1."""
+    """`capacity` is the number of addresses that pods may get, at most 2**63 - 1."""
 
     capacity: int = 0
     used: int = 0
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The status, which only the controller writes.
+    """Only the controller writes the status.
 
-    `space` is the first part of the names of the pool's blocks. An address is unique in its space.
-    A `block_size` of 0 is undecided. A decided size changes only while no block exists. `free_map`
-    is a hint, made by `block_layout.free_map`. `free_map` is "" if the pool has more than 65,536
-    blocks. Pods of whereabouts have the addresses in `held`, such as "10.0.0.8-10.0.0.15". Nodes
-    lease blocks only within `offered`, or everywhere if `offered` is `None`.
+    The names of the pool's blocks begin with `space`. An address is unique in its space. A
+    `block_size` of 0 is undecided. A decided size changes only while no block exists. `free_map` is
+    a hint, made by `block_layout.free_map`. `free_map` is "" if the pool has more than 65,536
+    blocks. `held` has the addresses that whereabouts gave to pods, such as "10.0.0.8-10.0.0.15".
+    Nodes lease blocks only within `offered`, or everywhere if `offered` is `None`.
     """
 
     space: str = ""
@@ -111,8 +111,8 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StickySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The pod interface that gets `address`, on any node. All fields are "" in a block for any pod.
-    `reservation` is the "namespace/name" of the AddressReservation."""
+    """The pod interface that gets `address`, on any node. In a block for any pod, all fields are
+    "". `reservation` is the "namespace/name" of the AddressReservation."""
 
     reservation: str = ""
     pod: str = ""
@@ -124,11 +124,11 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A block is the network `range`, such as "10.64.3.64/27". `pool`, `range` and `sticky` are
     immutable.
 
-    `epoch` grows by 1 with each new holder. `nonce` identifies a claim after a lost answer. The
-    holder reserves addresses until `max_offline_seconds` after a confirmation. With `probe`, a lost
-    machine may still use the addresses. So each address is probed before its first use. A holder
-    deletes no sticky block, and no block with unprobed addresses. The holder sets the state
-    Draining instead, and the next holder takes the block over.
+    `epoch` grows by 1 with each new holder. If the answer to a claim is lost, `nonce` identifies
+    the claim. The holder may reserve addresses for `max_offline_seconds` after a confirmation. If
+    `probe` is set, a lost machine may still use the addresses. So each address is probed before its
+    first use. A holder deletes no sticky block, and no block with unprobed addresses. The holder
+    sets the state Draining instead, and the next holder takes the block over.
     """
 
     pool: str
@@ -145,9 +145,9 @@ class BlockSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The addresses that pods have. The holder writes the status from time to time.
 
-    `holders` maps the offset of an address to a pod interface ("66": "team-a/trainer-0 net1").
-    `seq` is the sequence number of the holder's store. No decision reads `confirmed`, because
-    clocks of machines differ.
+    `holders` maps an offset in the block to a pod interface ("66": "team-a/trainer-0 net1"). `seq`
+    is the sequence number of the holder's store. No decision reads `confirmed`, because clocks of
+    machines differ.
     """
 
     used: int = 0
@@ -158,7 +158,7 @@ class BlockStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class AddressBlock(IpamResource, frozen=True, kw_only=True):
-    """A lease of a block. The object exists as long as the lease."""
+    """A lease of a block. The object exists while the lease lasts."""
 
     KIND = "AddressBlock"
     PLURAL = "addressblocks"
@@ -199,7 +199,7 @@ class ReservationStatus(
 
 
 class AddressReservation(IpamResource, frozen=True, kw_only=True):
-    """A sticky address, in the namespace of the pod."""
+    """A sticky address, in the pod's namespace."""
 
     KIND = "AddressReservation"
     PLURAL = "addressreservations"

@@ -52,7 +52,7 @@ def require_usable(pool: AddressPool) -> Geometry:
 
 
 def max_offline(pool: AddressPool) -> float:
-    """How many seconds after a confirmation a node may reserve addresses. Raises Unusable."""
+    """The seconds for which a node may reserve addresses after a confirmation. Raises Unusable."""
     where = f"AddressPool {pool.metadata.name}: spec.reclaim.maxOffline"
     try:
         limit = seconds(pool.spec.reclaim.max_offline)
@@ -89,7 +89,7 @@ def not_offered(pool: AddressPool) -> tuple[Interval, ...]:
 
 
 def is_scarce(pool: AddressPool) -> bool:
-    """Whether nodes must return all unneeded blocks, and lease no block ahead."""
+    """Whether few blocks are left. If so, nodes return all unneeded blocks and lease none ahead."""
     blocks = pool.status.blocks
     return blocks.leased > ENOUGH * blocks.total or is_exhausted(pool)
 
@@ -101,7 +101,7 @@ def is_exhausted(pool: AddressPool) -> bool:
 
 
 class _ListedMap(NamedTuple):
-    """A pool's leased blocks, from a LIST. Valid while the pool's `free_map` is `before`."""
+    """A pool's leased blocks, from a LIST. Valid while the pool's `free_map` equals `before`."""
 
     before: str
     free_map: str
@@ -109,7 +109,7 @@ class _ListedMap(NamedTuple):
 
 
 class Pools:
-    """Reads and caches pools, for any thread. In a small cluster, one LIST reads all pools."""
+    """A cache of pools for all threads. In a small cluster, one LIST reads all pools."""
 
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
@@ -119,7 +119,7 @@ class Pools:
         self._missing = ""  # the last pool that did not exist
 
     def read(self, name: str) -> AddressPool:
-        """Read the pool now. Raises ApiError, and NotReadyYet if the pool does not exist."""
+        """Read one pool. Raises ApiError, and NotReadyYet if the pool does not exist."""
         try:
             self._known[name] = found = self._api.get(AddressPool, name)
         except NotFound:
@@ -132,7 +132,7 @@ class Pools:
         return self._with_newest_map(found)
 
     def read_all(self, names: Collection[str]) -> None:
-        """Read the pools that exist. Raises ApiError."""
+        """Read the named pools, if they exist. Raises ApiError."""
         found = self._listed()
         if self._lists:
             self._known = {name: found[name] for name in names if name in found}
@@ -142,7 +142,7 @@ class Pools:
                 self.read(name)
 
     def _listed(self) -> Mapping[str, AddressPool]:
-        """All pools by name. Empty if one LIST cannot have all pools. Raises ApiError."""
+        """All pools by name. Empty if there are too many pools for one LIST. Raises ApiError."""
         if self._lists:
             listing = self._api.list(AddressPool, most=AT_ONCE)
             self._lists = listing.is_whole
@@ -158,7 +158,7 @@ class Pools:
     def learn_leased(
         self, pool: AddressPool, blocks: Geometry, leased: Iterable[AddressBlock]
     ) -> None:
-        """Cache the leased blocks of a LIST. The LIST may be newer than the pool's map."""
+        """Cache the leased blocks from a LIST. The LIST may be newer than the pool's map."""
         known = self._known.get(pool.metadata.name)
         if known is None or blocks.total > block_layout.MOST_MAPPED:
             return
@@ -174,8 +174,8 @@ class Pools:
         return None if pool is None else self._with_newest_map(pool)
 
     def recent(self, name: str) -> AddressPool:
-        """The cached pool. Reads a pool that is not cached or was not usable. Prefers one LIST of
-        all pools, because a pod may need several pools. Raises ApiError and NotReadyYet."""
+        """The cached pool. Reads the pool if it is not cached, or was not usable. Prefers one LIST
+        of all pools, because a pod may need several pools. Raises ApiError and NotReadyYet."""
         if name not in self._known and name != self._missing:
             self._known |= self._listed()
         known = self.known(name)
@@ -187,7 +187,7 @@ class Pools:
 
 
 def seconds(written: str) -> float:
-    """The seconds of a duration of Go, such as "1h30m". Raises ValueError."""
+    """The seconds of a Go duration such as "1h30m". Raises ValueError."""
     if written == "0":
         return 0.0
     if not _WHOLE.fullmatch(written):

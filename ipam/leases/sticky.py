@@ -61,14 +61,14 @@ def pod_of(sticky: StickySpec) -> PodInterface:
 
 
 def is_for(block: LeasedBlock, pod: PodInterface | None) -> bool:
-    """Whether the block is for this pod. `None` means a block for any pod."""
+    """Whether the block is for this pod. If `pod` is `None`, whether the block is for any pod."""
     if pod is None or not block.sticky:
         return pod is None and not block.sticky
     return pod_of(of_row(block)) == pod
 
 
 def row_text(sticky: StickySpec) -> str:
-    """Of the four parts, only the reservation has a slash."""
+    """The four parts, joined with slashes. Only the reservation has a slash itself."""
     if not sticky.reservation:
         return ""
     return "/".join((sticky.reservation, sticky.pod, sticky.ifname, sticky.address))
@@ -82,7 +82,7 @@ def of_row(block: LeasedBlock) -> StickySpec:
 
 
 def handed_out(spec: BlockSpec, covered: Interval) -> Interval:
-    """The block's addresses that pods may get. A sticky block has one such address."""
+    """The block's addresses that pods may get. In a sticky block, this is one address."""
     if not spec.sticky.reservation:
         return covered
     address = parse(spec.sticky.address)
@@ -95,18 +95,18 @@ def holes(pool: AddressPool, spec: BlockSpec, covered: Interval) -> tuple[Interv
 
 
 def preference(found: AddressBlock) -> tuple[bool, str, str]:
-    """Sorts the blocks of one pod. Blocks with a holder come first, then older blocks."""
+    """Sorts a pod's blocks: unreleased blocks before released blocks, older before newer blocks."""
     return is_let_go(found), found.metadata.creation_timestamp, found.metadata.name
 
 
 def is_let_go(found: AddressBlock) -> bool:
-    """Whether the holder has released the block, so that another node may take it over."""
+    """Whether the block is released: another node may take it over."""
     return found.spec.state == "Draining"
 
 
 def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
-    """Release an unused block. With `probe`, the next holder must probe the addresses. Resets the
-    status first, because the next holder compares `status.seq` with its store. Raises ApiError."""
+    """Release an unused block. With `probe`, the next holder probes each address. Resets the status
+    first, because the next holder compares `status.seq` with its own store. Raises ApiError."""
     if found.spec.state != "Draining":
         found = api.update_status(replace(found, status=BlockStatus()))
         api.update(replace(found, spec=replace(found.spec, state="Draining", probe=probe)))
@@ -115,7 +115,7 @@ def drain(api: ClusterApi, found: AddressBlock, *, probe: bool) -> None:
 def row_of(
     stored: AddressBlock, pool: AddressPool, domain: str, boot: str, at: float
 ) -> LeasedBlock:
-    """The row of a block that this node holds since `at` (CLOCK_BOOTTIME). Raises Unusable."""
+    """The row of a block that this node has held since `at` (CLOCK_BOOTTIME). Raises Unusable."""
     covered = block_layout.interval(stored)
     return LeasedBlock(
         name=stored.metadata.name,
@@ -135,7 +135,7 @@ def row_of(
 
 
 class Reserved(NamedTuple):
-    """The reservation for a pod's name, and the block if one exists."""
+    """The reservation for a pod's name, and the pod's block or `None`."""
 
     spec: StickySpec
     block: AddressBlock | None
@@ -148,8 +148,8 @@ class StickyClaims:
     def reserved(self, pool: AddressPool, want: Want) -> Reserved | None:
         """The reservation for the want's pod, or `None` if the want is not sticky.
 
-        An existing block decides, so that a new reservation does not change the address. Otherwise
-        a reservation for the pod precedes one for its StatefulSet. A reservation for one interface
+        The reservation of an existing block wins, so that the address does not change. Otherwise a
+        reservation for the pod precedes one for the StatefulSet. A reservation for one interface
         precedes one for all interfaces. Raises NotReserved, ApiError.
         """
         pod, name = want.sticky, pool.metadata.name
@@ -178,9 +178,9 @@ class StickyClaims:
         return {block.metadata.name for block in found} <= {stored.metadata.name}
 
     def _of_pod(self, reservation: str, pool: AddressPool, pod: PodInterface) -> list[AddressBlock]:
-        """The pod's blocks in a pool. There is one block, except while two nodes claim at once.
-        Skips blocks of another pool: a deleted reservation may have had the same name. Skips blocks
-        of another size, because they could overlap another node's block."""
+        """The pod's blocks in a pool. There is one block, except while two nodes claim at the same
+        time. Skips blocks of another pool: a deleted reservation may have had the same name. Skips
+        blocks of another size, because they could overlap another node's block."""
         listed = self._api.list(AddressBlock, {"spec.sticky.reservation": reservation}).items
         return [
             block
@@ -279,9 +279,9 @@ def taken_over(
     found: AddressBlock,
     pool: AddressPool,
 ) -> tuple[AddressBlock, float] | None:
-    """Take over a released block. Returns the block and a time before the update, or `None` if
+    """Take over a released block. Returns the block and the time before the update, or `None` if
     another node was faster. Raises Unusable, ApiError. The update always changes the block. So a
-    late drain of ours finds another version and fails."""
+    delayed drain by this node fails."""
     changed = replace(
         found.spec,
         state="Active",

@@ -1,9 +1,9 @@
 """Background work of the lessee: return idle blocks, lease ahead, publish status.
 
 While the API server does not answer, this node keeps its leases, because the node can lease no
-other block. A return first marks the row, then deletes the AddressBlock. A `returning` row never
-becomes usable again. A sticky block is drained for the next holder instead of deleted. A block that
-a lost machine may still use is drained too.
+other block. To return a block, this node first marks the row, then deletes the AddressBlock. A
+`returning` row never becomes usable again. A sticky block is not deleted, but drained for the next
+holder. A block that a lost machine may still use is drained too.
 """
 
 import math
@@ -68,7 +68,7 @@ class Upkeep:
         self._told_at = self._tell_at = clock()
 
     def look(self) -> None:
-        """Survey the store, and delete the rows of lost blocks without reservations."""
+        """Survey the store, and delete the rows of lost blocks that have no reservations."""
         seq = self._store.seq()
         if seq != self._seen_seq:
             self.survey = self._store.survey()
@@ -90,7 +90,7 @@ class Upkeep:
         self._pool_seen = {each.block.pool: at for each in self.survey.blocks}
 
     def give_back(self, instance: str, guarded: Guarded) -> bool:
-        """Return unneeded blocks. Returns False at the first failure."""
+        """Give back unneeded blocks. Returns False at the first failure."""
         surplus = self._empties.surplus(self.survey, self._clock(), self._has_room)
         returning = (each.block for each in self.survey.blocks if each.block.state == "returning")
         for block in (*returning, *surplus):
@@ -125,7 +125,7 @@ class Upkeep:
                 self._tell_at = now
 
     def _tell_one(self) -> bool:
-        """Write the status of the block whose use changed most. Returns False without a change."""
+        """Write the status of the block whose use changed most. Returns False if no use changed."""
         changes = {
             each.block: abs(each.used - self._objects[each.block.name].status.used)
             for each in self.survey.blocks
@@ -154,8 +154,8 @@ class Upkeep:
         return True
 
     def _has_room(self, name: str, since: float) -> bool:
-        """Whether this node may keep a block of the pool. The block is empty since `since`. Reads
-        the pool more often if few blocks are free."""
+        """Whether this node may keep an empty block of the pool. The block has been empty since
+        `since`. Reads the pool more often if few blocks are free."""
         if self._leaving():
             return False
         now, pool = self._clock(), self._pools.known(name)
@@ -168,8 +168,8 @@ class Upkeep:
 
 
 def _look_every(pool: AddressPool | None) -> float:
-    """The seconds between two reads: one second for each block that is left until the pool is
-    scarce. All holders together read the pool at most ten times a second."""
+    """The seconds between two reads: one for each block that nodes can lease before the pool is
+    scarce. Up to 4500 holders together read the pool at most ten times a second."""
     least, most = _LOOK_AT_POOL
     if pool is None:
         return least
@@ -216,8 +216,8 @@ class Empties:
     def surplus(
         self, survey: Survey, now: float, spare: Callable[[str, float], bool]
     ) -> Iterator[LeasedBlock]:
-        """The blocks to return. One empty block of each pool stays for HOLD seconds. The only block
-        of a pool stays longer. `spare` is `Upkeep._has_room`."""
+        """The blocks to return. One empty block of each pool stays for HOLD seconds. If this node
+        has no other block of the pool, the block stays longer. `spare` is `Upkeep._has_room`."""
         keys = {(each.block.name, each.block.uid) for each in survey.blocks if not each.used}
         self._since = {key: self._since.get(key, now) for key in keys}
         for pool, grouped in groupby(
