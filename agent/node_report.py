@@ -1,14 +1,15 @@
 """Writes this node's FabricNode on the API server.
 
-The agent looks at the node every `LOOK` seconds, and writes a change at most every `PAUSE` seconds.
-Nothing is written if there is no API server, or if the API server lacks the kind FabricNode.
+The agent looks every second whether the node has changed, and writes a change at most every `PAUSE`
+seconds. Nothing is written if there is no API server, or if it lacks the kind FabricNode.
 """
 
 import logging
 import os
+import platform
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -26,22 +27,29 @@ from base.problems import Problems
 from base.text import printable
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
+from deviceplugin.health import Health
+from deviceplugin.inventory import Inventory
 from gpu.driver.gpu_inventory import GpuMemory
 from host.errors import HostError
-from node import fabric_node
+from node import fabric_node, state
 from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
+from node.page.feed import Feed
 from node.state import ThisNode
 
 if TYPE_CHECKING:
     from kube.client import ClusterApi
 
-LOOK = 4.0  # seconds from one look at the node to the next
+LOOK = 1.0  # seconds
+LOOK_AGAIN = 0.5  # seconds, while the change of a port is too recent to be reported
+RATES_EVERY = 10.0  # seconds between checks of the rates of ports
+RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks miss
 PAUSE = 10.0  # seconds between two writes
 FAULT = "FabricFault"
 MOST_REFUSALS = 16
 _LONGEST_TEXT = 300  # characters of an error
 _REMEMBERED = 3600.0  # seconds for which a failed ADD is shown
-_LONGEST = 600.0  # seconds from a failed write to the next attempt
+_LONGEST = 120.0  # seconds from a failed write to the next attempt
+_FOR_LONG = 600.0  # seconds until the next search for an API server
 
 _log = logging.getLogger(__name__)
 
@@ -58,31 +66,29 @@ class NodeReport(StepThread):
         mistakes: Callable[[], Mapping[str, str]],
         tell_pod: Callable[[str, str, Pod], object],
         environ: Mapping[str, str] = os.environ,
-        api: "Callable[[Mapping[str, str]], ClusterApi | None]" = lambda environ: leasing.api_of(
-            environ, "a FabricNode is to be written", "no FabricNode shows this node"
-        ),
+        api: "Callable[[Mapping[str, str]], ClusterApi | None] | None" = None,
     ) -> None:
         super().__init__("node-report")
         self._paths = paths
         self._mistakes = mistakes
         self._tell_pod = tell_pod
         self._environ = environ
-        self._make_api = api
+        self._make_api = api or _client
         self._api: ClusterApi | None = None
+        name = environ.get(leasing.NODE_NAME) or platform.node()
+        self.feed = Feed(lambda: [(name, self._status)])
+        self._status = FabricNodeStatus()
         self._stored: FabricNode | None = None
-        self._written_at = float("-inf")
+        self._write_at = float("-inf")  # not before this time
         self._backoff = Backoff(PAUSE, _LONGEST)
         self._problems = Problems(_log)
         self._lock = threading.Lock()  # guards `_refusals`
         self._refusals: dict[tuple[str, ...], tuple[float, RefusalStatus]] = {}  # with the time
         self._gpu_memory: Mapping[str, GpuMemory] = {}
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
-
-    def start(self) -> None:
-        """Start the thread if the environment names this node and an API server."""
-        in_pod = IN_CLUSTER in self._environ and TOKEN.exists()
-        if self._environ.get(leasing.NODE_NAME) and (in_pod or leasing.KUBECONFIG in self._environ):
-            super().start()
+        self._inventory, self._health = Inventory(paths), Health()
+        self._looked = self._rates_read = float("-inf")
+        self._seen: object = None  # the files, mistakes and refusals of the last look
 
     def refused(self, request: Request, error: CNIError) -> None:
         """Show a failed ADD in the FabricNode for an hour. Any thread may call this."""
@@ -111,48 +117,70 @@ class NodeReport(StepThread):
             self._refusals = {key: of for key, of in self._refusals.items() if of[0] > oldest}
             return [refusal for _, refusal in self._refusals.values()]
 
-    def _observed(self) -> FabricNodeStatus:
-        """The status. Writes an event on each pod whose HCA has a new fault."""
-        node = ThisNode(self._paths, tolerant=True)
+    def _may_differ(self, mistakes: Mapping[str, str], refusals: Sequence[RefusalStatus]) -> bool:
+        """Whether the node may differ from the last look. Costs less than a look."""
+        now = time.monotonic()
+        rates = now - self._rates_read >= RATES_EVERY
+        self._rates_read = now if rates else self._rates_read
+        seen = state.versions(self._paths), mistakes, refusals
+        if (
+            now - self._looked < RESCAN_EVERY
+            and seen == self._seen
+            and not self._health.pending
+            and not self._inventory.differs(rates=rates)
+        ):
+            return False
+        self._looked, self._seen = now, seen
+        return True
+
+    def _look(self) -> None:
+        """Update the status. Writes an event on each pod whose HCA has a new fault."""
+        mistakes, refusals = self._mistakes(), self._recent()
+        if not self._may_differ(mistakes, refusals):
+            return
+        node = ThisNode(self._paths, tolerant=True, inventory=self._inventory, health=self._health)
         if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
             node.gpu_memory = self._gpu_memory
-        status = fabric_node.observed(node, self._mistakes(), installed_version(), self._recent())
+        status = fabric_node.observed(node, mistakes, installed_version(), refusals)
         self._gpu_memory = node.gpu_memory
         faulty = set(fabric_node.pods_with_faults(node, status))
         for pod, text in faulty - self._faulty:
             self._tell_pod(FAULT, f"the pod has an HCA with a fault: {text}", pod)
         self._faulty = faulty
-        return status
+        if status != self._status:
+            self._status = status
+            self.feed.changed()
 
     def step(self) -> float:
-        from kube.resources import ApiError
-
         try:
-            status = self._observed()
+            self._look()
         except (CNIError, HostError, OSError) as error:
+            self._seen = None
             self._problems.tell("FabricNode", error)
             return LOOK
-        stored = self._stored
-        if stored is not None and msgspec.structs.replace(stored.status, written="") == status:
-            return LOOK
-        pause = self._written_at + PAUSE - time.monotonic()
-        if pause > 0:
-            return min(pause, LOOK)
+        written = msgspec.structs.replace(self._stored.status, written="") if self._stored else None
+        if written != self._status and time.monotonic() >= self._write_at:
+            self._write_at = time.monotonic() + self._written()
+        return LOOK_AGAIN if self._health.pending else LOOK
+
+    def _written(self) -> float:
+        """Write the status. Returns the seconds until the next write may begin."""
+        from kube.resources import ApiError
+
         if self._api is None:
             self._api = self._make_api(self._environ)
             if self._api is None:
-                return _LONGEST
+                return _FOR_LONG
             decoding.build_decoders()  # of the modules imported above
         try:
-            self._stored = self._write(self._api, status)
+            self._stored = self._write(self._api, self._status)
         except ApiError as error:
             self._stored = None
             self._problems.tell("FabricNode", error)
             return self._backoff.pause()
         self._problems.tell("FabricNode", None)
         self._backoff.reset()
-        self._written_at = time.monotonic()
-        return LOOK
+        return PAUSE
 
     def _write(self, api: "ClusterApi", status: FabricNodeStatus) -> FabricNode:
         """Write the status. The Node owns the object, so deleting the Node deletes the object."""
@@ -169,6 +197,14 @@ class NodeReport(StepThread):
                 stored = api.create(FabricNode(metadata=meta))
         status = msgspec.structs.replace(status, written=_now())
         return api.update_status(msgspec.structs.replace(stored, status=status))
+
+
+def _client(environ: Mapping[str, str]) -> "ClusterApi | None":
+    """A client, or `None` if the environment names no node or no API server."""
+    in_pod = IN_CLUSTER in environ and TOKEN.exists()
+    if not environ.get(leasing.NODE_NAME) or not (in_pod or leasing.KUBECONFIG in environ):
+        return None
+    return leasing.api_of(environ, "a FabricNode is to be written", "no FabricNode shows this node")
 
 
 def _now() -> str:

@@ -255,8 +255,7 @@ class Agent:
             self._sockets.callback(sweeper.close)
         gc.freeze()  # these objects exist as long as the agent: no collection needs to visit them
         gc.enable()
-        watchdog = presence.Watchdog(lambda: self._alive()[0])
-        self._stack.callback(watchdog.close)
+        self._stack.callback(presence.Watchdog(lambda: self._alive()[0]).close)
         self._tell("serving")
         if self._stopping:  # SIGTERM came before there was a server
             self._server.stop()
@@ -296,6 +295,7 @@ class Agent:
                 Lasting(self._metrics.exposition),
                 self._alive,
                 self._ready,
+                self._report.feed,
                 removed=lambda: (self._state == GONE, self._state),
             )
         except OSError as error:

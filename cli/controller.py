@@ -17,6 +17,7 @@ from cli.arguments import file, namespace
 
 if TYPE_CHECKING:
     from ipam.controller.leader import ControllerProcess
+    from node.page.feed import ClusterFeed
 
 LEASE = "podfabric-controller"
 METRICS = "127.0.0.1:9812"
@@ -107,6 +108,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     from kube.leadership import Leadership
     from kube.requests import Pace
     from kube.transport import KubernetesApi
+    from node.page.feed import ClusterFeed
 
     decoding.build_decoders()  # several threads read their first lists at the same time
     pace = Pace(REQUESTS_PER_SECOND, REQUESTS_AT_ONCE)
@@ -126,7 +128,9 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
         pools_per_namespace=POOLS_PER_NAMESPACE if most is None else most,
         other_pools=partial(following, arguments.nv_ipam) if arguments.nv_ipam else None,
     )
-    _open(arguments.metrics, exposition(process), process, stack)
+    feed = ClusterFeed(api)
+    stack.callback(feed.close)
+    _open(arguments.metrics, exposition(process), process, stack, feed)
     _open(arguments.health, None, process, stack)
     _log.info("started, as %s", identity)
     running = threading.Thread(target=_until_it_fails, args=(process.run, ended), name="rounds")
@@ -141,6 +145,7 @@ def _open(
     exposition: Callable[[], bytes] | None,
     process: "ControllerProcess",
     stack: ExitStack,
+    feed: "ClusterFeed | None" = None,
 ) -> None:
     from agent.observe.http import Endpoint
 
@@ -148,7 +153,7 @@ def _open(
     choices = (f"[::]{listen}", f"0.0.0.0{listen}") if listen.startswith(":") else (listen,)
     for choice in filter(None, choices):
         try:
-            endpoint = Endpoint(choice, exposition, process.alive, process.ready)
+            endpoint = Endpoint(choice, exposition, process.alive, process.ready, feed)
         except OSError as error:
             if choice == choices[-1]:
                 raise OSError(f"cannot listen at {choice}: {error.strerror}") from None

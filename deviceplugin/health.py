@@ -14,6 +14,7 @@ SETTLE = 2.0  # seconds without a fault before the HCA is healthy again
 LONGEST_SETTLE = 60.0
 GONE = "it is gone from this node"
 REMEMBERED = 600.0  # seconds for which a fault lengthens the wait after later faults
+A_DAY = 86400.0  # seconds for which a fault is counted
 
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
 
@@ -59,6 +60,14 @@ class Health:
         """The fault of each HCA, by id: a text, GONE, or `None` for a healthy HCA."""
         return {hca_id: state.reported for hca_id, state in self._states.items()}
 
+    def counts(self, now: float) -> Mapping[str, int]:
+        """The number of faults of each HCA in the last 24 hours, without HCAs that had none."""
+        recent = {
+            hca_id: sum(now - at < A_DAY for at in state.faults)
+            for hca_id, state in self._states.items()
+        }
+        return {hca_id: count for hca_id, count in recent.items() if count}
+
     def _fault(self, hca: HCA) -> str | None:
         """The fault of an HCA's ports; `None` if at least one port is healthy."""
         if not hca.rdma:  # the HCA has none, or a pod's namespace hides it
@@ -94,8 +103,9 @@ def _advance(state: _HealthState, fault: str | None, now: float) -> None:
     if (fault is None) == (state.reported is None):
         state.reported = fault
         return
-    state.faults = [at for at in state.faults if now - at < REMEMBERED]
-    settle = min(LONGEST_SETTLE, SETTLE * 2 ** max(0, len(state.faults) - 1))
+    state.faults = [at for at in state.faults if now - at < A_DAY]
+    recent = sum(now - at < REMEMBERED for at in state.faults)
+    settle = min(LONGEST_SETTLE, SETTLE * 2 ** max(0, recent - 1))
     if now - state.since >= (settle if fault is None else NOTICE):
         state.reported = fault
         if fault is not None:

@@ -4,6 +4,7 @@ The agent writes the object (agent.node_report). The CRD in deploy/chart describ
 """
 
 import platform
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -14,6 +15,7 @@ from cni.attachments.journal import Journal, JournalDamaged, JournalEntry, Phase
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.pool_config import ConfigError
 from host.sysfs.discovery import HCA
+from host.sysfs.topology import Topology
 from kube.resources import Meta, Resource
 from node import node_gpus, node_hcas, pods
 from node.state import ThisNode
@@ -43,8 +45,10 @@ class HcaStatus(Part, frozen=True):
     rdma: tuple[str, ...] = ()
     driver: str = ""
     numa: int | None = None
+    switch: str = ""
     pf: str = ""
     vfs: int = 0
+    flaps: int = 0
     present: bool = True
     ports: tuple[PortStatus, ...] = ()
     pools: tuple[str, ...] = ()
@@ -66,6 +70,7 @@ class GpuStatus(Part, frozen=True):
     id: str
     uuid: str = ""
     numa: int | None = None
+    switch: str = ""
     pools: tuple[str, ...] = ()
     memory_bytes: int | None = None
     free_bytes: int | None = None
@@ -153,9 +158,10 @@ def observed(
     gpus: list[GpuStatus] = []
     try:
         listed = node_hcas.listed(node)
-        hcas = [_hca(one) for one in listed]
+        flaps = node.health.counts(time.monotonic())
+        hcas = [_hca(one, node.topology, flaps) for one in listed]
         pools = list(_pools(node))
-        gpus = [_gpu(one) for one in node_gpus.listed(node).gpus]
+        gpus = [_gpu(one, node.topology) for one in node_gpus.listed(node).gpus]
     except (ConfigError, CheckpointDamaged) as error:
         faults.append(FaultStatus(about="devices", text=str(error)))
     broken = [(one.id, one.fault) for one in hcas] + [(one.id, one.fault) for one in gpus]
@@ -226,15 +232,17 @@ def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
     return status
 
 
-def _hca(listed: node_hcas.ListedHCA) -> HcaStatus:
+def _hca(listed: node_hcas.ListedHCA, topology: Topology, flaps: Mapping[str, int]) -> HcaStatus:
     hca = listed.hca
     return HcaStatus(
         id=hca.id,
         rdma=hca.rdma_names,
         driver=hca.driver,
         numa=hca.numa,
+        switch=topology.switch(hca.address),
         pf=hca.pf,
         vfs=hca.num_vfs,
+        flaps=flaps.get(hca.id, 0),
         present=listed.present,
         ports=tuple(_ports(hca)),
         pools=tuple(offer.resource for offer in listed.offered),
@@ -274,11 +282,12 @@ def _pools(node: ThisNode) -> Iterator[OfferedPool]:
         )
 
 
-def _gpu(gpu: node_gpus.ListedGPU) -> GpuStatus:
+def _gpu(gpu: node_gpus.ListedGPU, topology: Topology) -> GpuStatus:
     return GpuStatus(
         id=gpu.address,
         uuid=gpu.uuid,
         numa=gpu.numa,
+        switch=topology.switch(gpu.address),
         pools=tuple(offer.resource for offer in gpu.offered),
         memory_bytes=gpu.memory_bytes,
         free_bytes=gpu.free_bytes,

@@ -1,12 +1,16 @@
 """Reads the state of a node from sysfs and files, for the commands. Works without an agent."""
 
+import os
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from base import files
 from base.paths import Paths
 from deviceplugin import availability, checkpoint
 from deviceplugin.checkpoint import Allocation, AllocationKey, CheckpointDamaged
@@ -45,13 +49,22 @@ class ThisNode:
     """The state of the node. Each part is read once, at its first use.
 
     Reading a part may raise ConfigError, CheckpointDamaged or HostError. If `tolerant`, a
-    configuration or checkpoint that cannot be read counts as empty.
+    configuration or checkpoint that cannot be read counts as empty. A caller that looks repeatedly
+    gives the same `inventory` and `health` each time.
     """
 
     def __init__(
-        self, paths: Paths, config_file: Path | None = None, *, tolerant: bool = False
+        self,
+        paths: Paths,
+        config_file: Path | None = None,
+        *,
+        tolerant: bool = False,
+        inventory: Inventory | None = None,
+        health: Health | None = None,
     ) -> None:
         self.paths = paths
+        self.health = health or Health()
+        self._given = inventory or Inventory(paths)
         self._tolerant = tolerant
         self.config_file = config_file or paths.config
         self._required = config_file is not None
@@ -101,8 +114,7 @@ class ThisNode:
 
     @cached_property
     def _inventory(self) -> tuple[list[HCA], Inventory]:
-        inventory = Inventory(self.paths)
-        return inventory.look(), inventory
+        return self._given.look(), self._given
 
     @property
     def hcas(self) -> list[HCA]:
@@ -125,9 +137,8 @@ class ThisNode:
     @cached_property
     def reports(self) -> Mapping[str, str | None]:
         """The fault of each HCA's ports, by HCA id. `None` means no fault."""
-        health = Health()
-        health.observe(self.hcas, [hca.id for hca in self.gone], 0.0)
-        return health.reports()
+        self.health.observe(self.hcas, [hca.id for hca in self.gone], time.monotonic())
+        return self.health.reports()
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
@@ -190,6 +201,15 @@ class ThisNode:
             if netdev in hca.netdevs or any(netdev in port.netdevs for port in ports):
                 return hca
         return None
+
+
+def versions(paths: Paths) -> object:
+    """A value that differs after a change of the checkpoints or of the journal."""
+    watched = paths.checkpoint, records.checkpoint_path(paths)
+    found = {str(path): files.version(path) for path in watched}
+    with suppress(OSError), os.scandir(paths.attachments) as entries:
+        found |= {entry.name: files.version(entry.path) for entry in entries}
+    return found
 
 
 def gpu_label(gpus: Iterable[GPU], address: str) -> str:

@@ -3,7 +3,7 @@
 # everything is installed.
 #   tools/setup.sh base    interpreter, virtual environment, compiler, iproute2: for `make cni`
 #   tools/setup.sh test    and what the tests drive: runc, reference CNI plugins, a fuzzer,
-#                          another architecture's compiler and emulator
+#                          another architecture's compiler and emulator, and a browser
 #   tools/setup.sh image   what builds the image here, and its base from Debian's packages
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ flock 9
 
 BASE="python3 python3-venv gcc libc6-dev iproute2 iputils-ping"
 TEST="$BASE runc busybox-static containernetworking-plugins strace
-    clang libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+    clang libclang-rt-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user chromium"
 
 IMAGE="buildah mmdebstrap"
 

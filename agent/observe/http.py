@@ -1,43 +1,59 @@
-"""Serves /metrics, /healthz, /readyz and /removed, at a loopback address or a unix socket.
+"""Serves /metrics, the page and the states, at a loopback address or a unix socket.
 
 Any process of the node may be a client. So this server limits the size and the time of a request,
 the number of clients, and the number of scrapes at a time. When all places are taken, the server
 drops the client that has been connected longest without a request. A connection serves one request.
+A browser sends the page's host name. A foreign name is refused, because a foreign site can let its
+name resolve to a loopback address, and then read the page.
 """
 
 import logging
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent.settings import listen_address
 from base import unix_socket
+from node.page import document
+from node.page.feed import Feed
 
 MAX_REQUEST = 8 << 10  # bytes; Prometheus sends about 300
 REQUEST_TIME = 3.0  # seconds for a whole request
 ANSWER_TIME = 5.0  # seconds for the client to read its answer
 MAX_CLIENTS = 16
-MAX_SCRAPES = 4  # the other places are for health checks
+MAX_SCRAPES = 4  # the other places are for the page and health checks
+MAX_READERS = 10  # of the page's events
+MAX_KEPT = 16  # documents of the page
 
 State = Callable[[], tuple[bool, str]]  # whether the state is good, and a line of text
 
+_OWN_HOST = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]+)?")
+_TEXT = "text/plain; charset=utf-8"
+
 _log = logging.getLogger(__name__)
+
+
+class Answer(NamedTuple):
+    status: HTTPStatus
+    content: bytes | Generator[bytes, None, None]
+    type: str = _TEXT
 
 
 class Endpoint(ThreadingMixIn, TCPServer):
     """Serves at `listen` (see `agent.settings.listen_address`), with a thread for each client.
 
-    Without an `exposition` there is no /metrics. An endpoint without /metrics may listen at any
-    address, because the states are not secret. Raises OSError if it cannot listen.
+    An `exposition` adds /metrics, and a `feed` adds the page. An endpoint without both may listen at
+    any address, because the states are not secret. Raises OSError if it cannot listen.
     """
 
     allow_reuse_address = True
@@ -50,12 +66,16 @@ class Endpoint(ThreadingMixIn, TCPServer):
         exposition: Callable[[], bytes] | None,
         alive: State,
         ready: State,
+        feed: Feed | None = None,
         **more: State,
     ) -> None:
         self._listen = listen_address(listen, local=exposition is not None)
         if self._listen is None:
             raise ValueError("an endpoint needs an address")
         self._exposition = exposition
+        self._feed = feed
+        self._readers = threading.BoundedSemaphore(MAX_READERS)
+        self._documents: tuple[int, dict[str, bytes]] = (-1, {})  # by query, of one version
         self._states = {"/healthz": alive, "/readyz": ready}
         self._states |= {f"/{name}": state for name, state in more.items()}
         self._scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
@@ -129,24 +149,54 @@ class Endpoint(ThreadingMixIn, TCPServer):
         if not isinstance(sys.exception(), OSError):
             _log.exception("metrics and health: serving a client")
 
-    def answer(self, path: str) -> tuple[HTTPStatus, bytes]:
+    def answer(self, path: str, query: str = "", host: str = "localhost") -> Answer:
         if path == "/metrics" and self._exposition is not None:
             return self._scrape(self._exposition)
+        if path in ("/", "/events") and self._feed is not None:
+            if not _OWN_HOST.fullmatch(host):
+                return Answer(HTTPStatus.FORBIDDEN, b"open the page as localhost\n")
+            if path == "/":
+                page = self._document(self._feed, query)
+                return Answer(HTTPStatus.OK, page, "text/html; charset=utf-8")
+            return self._events(self._feed)
         state = self._states.get(path)
         if state is None:
             paths = [*(["/metrics"] if self._exposition is not None else []), *self._states]
-            return HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}\n".encode()
+            paths += ["/"] if self._feed is not None else []
+            return Answer(HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}\n".encode())
         well, text = state()
         status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
-        return status, f"{text}\n".encode(errors="replace")
+        return Answer(status, f"{text}\n".encode(errors="replace"))
 
-    def _scrape(self, exposition: Callable[[], bytes]) -> tuple[HTTPStatus, bytes]:
+    def _scrape(self, exposition: Callable[[], bytes]) -> Answer:
         if not self._scrapes.acquire(blocking=False):
-            return HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at once\n"
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at once\n")
         try:
-            return HTTPStatus.OK, exposition()
+            return Answer(HTTPStatus.OK, exposition(), "text/plain; version=0.0.4; charset=utf-8")
         finally:
             self._scrapes.release()
+
+    def _document(self, feed: Feed, query: str) -> bytes:
+        nodes, version = feed.nodes(), feed.version
+        if self._documents[0] != version or len(self._documents[1]) >= MAX_KEPT:
+            self._documents = version, {}
+        kept = self._documents[1]
+        if query not in kept:
+            kept[query] = document.document(nodes, query)
+        return kept[query]
+
+    def _events(self, feed: Feed) -> Answer:
+        if not self._readers.acquire(blocking=False):
+            text = f"the page has {MAX_READERS} readers: close one\n"
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
+
+        def events() -> Generator[bytes, None, None]:
+            try:
+                yield from feed.events(lambda: self._closing)
+            finally:
+                self._readers.release()
+
+        return Answer(HTTPStatus.OK, events(), "text/event-stream")
 
     def _drop_silent(self, count: int) -> None:
         """Shut down the `count` clients that have been connected longest without a request."""
@@ -161,7 +211,7 @@ class _HttpRequest(BaseHTTPRequestHandler):
     server: Endpoint
     default_request_version = "HTTP/1.0"  # otherwise an answer would have no status line
     error_message_format = "%(message)s\n"
-    error_content_type = "text/plain; charset=utf-8"
+    error_content_type = _TEXT
 
     def setup(self) -> None:
         super().setup()
@@ -170,19 +220,29 @@ class _HttpRequest(BaseHTTPRequestHandler):
         self.server.has_asked(self.connection)
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        version = " version=0.0.4;" if path == "/metrics" else ""
+        path, _, query = self.path.partition("?")
         try:
-            status, text = self.server.answer(path)
+            answer = self.server.answer(path, query, self.headers.get("Host", "localhost"))
         except Exception:  # noqa: BLE001 - the client must get an answer
             _log.exception("answering %s", path)
-            status = HTTPStatus.INTERNAL_SERVER_ERROR
             text = b"the agent failed: see its log\n"
-        self.send_response_only(status)
-        self.send_header("Content-Type", f"text/plain;{version} charset=utf-8")
-        self.send_header("Content-Length", str(len(text)))
+            answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+        self.send_response_only(answer.status)
+        self.send_header("Content-Type", answer.type)
+        self.send_header("Content-Security-Policy", document.POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cache-Control", "no-store")
+        content = answer.content
+        if isinstance(content, bytes):
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            return
         self.end_headers()
-        self.wfile.write(text)
+        with closing(content):
+            for part in content:
+                self.wfile.write(part)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log no request."""

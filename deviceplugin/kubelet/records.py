@@ -167,10 +167,10 @@ def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices
         in_checkpoint = from_checkpoint(paths) if uid else []
         if problems and not uid:
             raise KubeletUnreadable(
-                f"{_checkpoint_path(paths)}: has only pod UIDs, but CNI_ARGS has no K8S_POD_UID"
+                f"{checkpoint_path(paths)}: has only pod UIDs, but CNI_ARGS has no K8S_POD_UID"
             )
-        if problems and not _checkpoint_path(paths).exists():
-            raise KubeletUnreadable(f"{_checkpoint_path(paths)}: does not exist")
+        if problems and not checkpoint_path(paths).exists():
+            raise KubeletUnreadable(f"{checkpoint_path(paths)}: does not exist")
     except KubeletUnreadable as problem:
         problems.append(str(problem))
     if len(problems) == 2:
@@ -239,12 +239,12 @@ def _given(response: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return nodes, tuple(sorted(device.name for device in answer.cdi_devices))
 
 
-def _checkpoint_path(paths: Paths) -> Path:
+def checkpoint_path(paths: Paths) -> Path:
     return paths.device_plugins / "kubelet_internal_checkpoint"
 
 
 def _checkpoint(paths: Paths) -> _Data | None:
-    path = _checkpoint_path(paths)
+    path = checkpoint_path(paths)
     try:
         return _decoded(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -57,7 +57,7 @@ def test_whatever_is_wrong_is_one_error(content: bytes | str) -> None:
         (in_file(lambda file: nv_importing.reservations(file, "boot")), CNIError),
         (lambda _: config.decode_for_removal(b'{"ipam":' + DEEP + b"}"), CNIError),
         (at(lambda paths: paths.checkpoint, checkpoint.read), checkpoint.CheckpointDamaged),
-        (at(records._checkpoint_path, records.from_checkpoint), records.KubeletUnreadable),
+        (at(records.checkpoint_path, records.from_checkpoint), records.KubeletUnreadable),
     ],
     ids=["journal", "policies", "nv-ipam", "DEL", "checkpoint", "kubelet"],
 )

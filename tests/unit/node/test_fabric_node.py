@@ -21,7 +21,7 @@ from base.types import DeviceId
 from cni.attachments.journal import Journal, JournalEntry, Phase
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
-from deviceplugin import checkpoint
+from deviceplugin import checkpoint, health
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from host.errors import HostError
 from node import fabric_node
@@ -224,7 +224,8 @@ def test_the_agent_writes_its_node_once_until_something_changes(
     attach(paths, "worker-0")
     writer.step()  # too soon after the last write
     assert client.calls["update_status", "FabricNode"] == 1
-    monkeypatch.setattr(node_report, "PAUSE", 0.0)
+    later = time.monotonic() + node_report.PAUSE
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     writer.step()
     assert api.look(FabricNode, NODE).status.counts.attachments == 1
     assert client.calls["get", "FabricNode"] == 1
@@ -232,14 +233,17 @@ def test_the_agent_writes_its_node_once_until_something_changes(
 
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])
 @pytest.mark.parametrize("verb", ["get", "create", "update_status"])
-def test_a_failed_write_is_repeated(paths: Paths, api: FakeApi, fault: Fault, verb: str) -> None:
+def test_a_failed_write_is_repeated(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch, fault: Fault, verb: str
+) -> None:
     if (verb, fault) == ("get", Fault.CONFLICT):
         pytest.skip("a read has no conflict")
     faults = iter([fault])
     client = api.client("agent", lambda of, kind, name: next(faults, None) if of == verb else None)
+    monkeypatch.setattr(node_report, "PAUSE", 0.0)  # also before the second attempt
     writer = report(paths, client)
-    assert writer.step() == node_report.PAUSE
-    assert writer.step() == node_report.LOOK
+    for _ in range(2):
+        assert writer.step() == node_report.LOOK
     assert api.look(FabricNode, NODE).status.counts.hcas == 8
 
 
@@ -314,6 +318,9 @@ def test_a_fault_names_the_pods_that_hold_or_use_the_hca(paths: Paths, api: Fake
     writer.step()
     assert told == []
     Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
+    assert writer.step() == node_report.LOOK_AGAIN  # the fault is too new
+    assert told == []
+    time.sleep(health.NOTICE)
     writer.step()
     before = list(told)
     writer.step()
@@ -340,11 +347,26 @@ def test_a_node_that_cannot_be_read_fails_no_step(
     assert api.look(FabricNode, NODE).status.counts.hcas == 8
 
 
-def test_without_a_server_no_thread_runs(paths: Paths) -> None:
+def test_without_a_server_the_page_shows_the_node(paths: Paths) -> None:
     writer = NodeReport(paths, dict, print, {"NODE_NAME": NODE})
-    writer.start()
-    assert writer._thread is None
-    writer.close()
+    assert writer.step() == node_report.LOOK
+    ((name, status),) = writer.feed.nodes()
+    assert (name, status.counts.hcas) == (NODE, 8)
+
+
+def test_flaps_are_counted_and_found_without_a_whole_look(paths: Paths, api: FakeApi) -> None:
+    writer = report(paths, api.client("agent"))
+    writer.step()
+    version = writer.feed.version
+    writer.step()
+    assert writer.feed.version == version
+    Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
+    writer.step()
+    time.sleep(health.NOTICE)
+    writer.step()
+    ((_, status),) = writer.feed.nodes()
+    assert (status.hcas[0].flaps, status.hcas[1].flaps) == (1, 0)
+    assert "DOWN" in status.hcas[0].fault
 
 
 def test_status_shows_this_node(paths: Paths, shell: Shell) -> None:
