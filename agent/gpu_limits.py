@@ -76,7 +76,7 @@ class AgentGpuLimits:
         )
 
     def start(self) -> None:
-        """Start to enforce the limits. The device plugin must have read its allocations."""
+        """Start enforcing limits. Call this after the device plugin has read its allocations."""
         if self._service is not None and self._limits:
             self._service.start()
 

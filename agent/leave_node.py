@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 def gpu_holders(paths: Paths) -> int:
     """The number of containers that have parts of GPUs with limits.
 
-    Returns 1 if the checkpoint cannot be read, and 0 if it is damaged.
+    Returns 1 if the checkpoint cannot be read but may be intact, and 0 if it is damaged.
     """
     try:
         allocations = checkpoint.read(paths).allocations

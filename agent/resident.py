@@ -106,7 +106,7 @@ def run(
 
 
 class Agent:
-    """All connected parts of the agent. Closing `stack` closes the parts."""
+    """The agent's parts, connected to each other. Closing `stack` closes the parts."""
 
     def __init__(
         self, paths: Paths, loaded: Loaded, extra: Extra, stack: ExitStack, leaving: Leaving | None

@@ -1,6 +1,6 @@
 """Writes events of an agent on its Node and on pods. Leases and policies write their own events.
 
-The first event loads the client of the API server, because the client costs 20 MB.
+The client of the API server costs 20 MB, so only the first event loads the client.
 """
 
 import logging

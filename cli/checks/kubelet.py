@@ -125,7 +125,7 @@ def pod_resources(node: ThisNode) -> Iterator[Outcome]:
 
 
 def registered(node: ThisNode) -> Iterator[Outcome]:
-    """Check that podfabric, not another plugin, offers the kubelet's ids of our resources."""
+    """Check that the kubelet has our resources, and only podfabric's device ids for our pools."""
     registered_ids = kubelet.registered(node.paths)
     if not registered_ids:
         yield not_applicable("the kubelet has no resource in its checkpoint")

@@ -16,9 +16,9 @@ from host.sysfs.pci import Function
 def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[str]:
     """The addresses of the devices to try, in order. Raises CNIError if no candidate exists.
 
-    A device that the configuration names is the only candidate. Otherwise the candidates are the
-    devices that the kubelet gave to the pod. A pod without such devices gets an unreserved device
-    of a master.
+    If the configuration names a device, this device is the only candidate. Otherwise the candidates
+    are the devices that the kubelet gave to the pod. If the kubelet gave none, the candidates are
+    free devices of the PFs in "master".
     """
     if options.device:
         yield options.device
@@ -61,7 +61,7 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
 
 
 def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[str]:
-    """The devices that the kubelet gave to the pod, and that fit `options`, in order."""
+    """The addresses of the pod's devices that fit `options`, in order."""
     pfs = {pf.address for pf in (pci.of_netdev(paths, master) for master in options.masters) if pf}
     addresses = []
     for hca in match.candidates(options.device_id):
@@ -75,7 +75,7 @@ def _devices_of_pod(paths: Paths, options: SriovOptions, match: Match) -> list[s
 
 
 def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
-    """Whether the device's interface, or else the PF's interface, is InfiniBand."""
+    """Whether the device is InfiniBand. If it has no interface, the PF's interface decides."""
     names = (*function.netdevs, pci.pf_netdev(paths, function.pf) if function.pf else "")
     found = (links.find(host, name) for name in names if name)
     link = next(filter(None, found), None)
@@ -83,15 +83,15 @@ def is_infiniband(host: Rtnetlink, paths: Paths, function: Function) -> bool:
 
 
 def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
-    """The names of the PCI function's RDMA devices, or else of its interface's RDMA devices."""
+    """The names of the device's hardware RDMA devices. Without any, its Soft-RoCE devices."""
     return pci.rdma_of(paths, function.address) or function.rdma
 
 
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
     """Call `require_match`, unless the kubelet gave the device to the pod.
 
-    A dead attachment may still have the kubelet's device. The caller releases the device first, and
-    then calls `require_match`.
+    The kubelet can give the pod a device that a dead attachment still has. The caller checks such a
+    device after releasing it.
     """
     function = pci.find(paths, address)
     if function is not None and match.holdings.hca(function.address) is None:
@@ -99,7 +99,7 @@ def require_entitled(paths: Paths, address: str, options: SriovOptions, match: M
 
 
 def require_match(paths: Paths, function: Function, options: SriovOptions, match: Match) -> None:
-    """Raise CNIError 120 or 121 if the pod may not have the device."""
+    """Raise CNIError 120 or 121 if the device is not allowed for the pod."""
     address, what = function.address, f"device {function.address}"
     # Without HCAs or RDMA devices there are no uverbs devices to compare.
     names = options.match_device and match.holdings.hcas and rdma_devices_of(paths, function)
@@ -114,7 +114,7 @@ def require_match(paths: Paths, function: Function, options: SriovOptions, match
 
 
 def _no_vf(paths: Paths, options: SriovOptions, match: Match, denied: Sequence[Denied]) -> CNIError:
-    """The error if the masters have no candidate. `denied` are devices of other pods."""
+    """The error if the masters have no candidate. `denied` has the refused devices."""
     offered = [refusal for refusal in denied if not refusal.held]
     if offered:
         listed = ", ".join(f"{refusal.device} of {refusal.resource}" for refusal in offered)

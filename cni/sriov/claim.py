@@ -1,6 +1,6 @@
 """Chooses a device, and records in the journal that this attachment has the device.
 
-A device of a dead attachment is released first.
+If a dead attachment has the device, the device is released first.
 """
 
 import time
@@ -40,9 +40,9 @@ class ClaimedDevice(NamedTuple):
 
 
 class _InUse(Exception):
-    """Another attachment has the device. `settling`: a call for the other attachment runs.
+    """Another attachment has the device. `settling`: a call for that attachment is running.
 
-    Tenants read the error text, so only `note` names the other attachment.
+    Tenants can read the error's text, so only the log names the other attachment.
     """
 
     def __init__(self, owner: JournalEntry, *, settling: bool) -> None:
@@ -75,10 +75,10 @@ class Claimer(NamedTuple):
     match: Match
 
     def claim(self, wanted: SriovOptions) -> ClaimedDevice:
-        """Claim the first candidate that fits. Raises CNIError with a reason for each candidate.
+        """Claim the first candidate that fits. Raises CNIError with the reasons if none fits.
 
-        While another call works on a candidate, wait and try again. Other attachments of the pod
-        may choose during the wait.
+        While another call works on a candidate, wait and try again. The wait does not hold the
+        pod's lock, so other attachments of the pod can choose their devices.
         """
         deadline = time.monotonic() + locks.TIMEOUT
         backoff = Backoff(0.05, 1.0)
@@ -132,7 +132,7 @@ class Claimer(NamedTuple):
     def _planned(
         self, address: str, wanted: SriovOptions
     ) -> tuple[SriovOptions, DevicePlan, Allowance]:
-        """The options, the plan and the allowance. The options have the values that rules set."""
+        """The options (with rules' values for missing keys), the plan and the allowance."""
         function = pci.find(self.paths, address)
         if function is None:
             return wanted, plan_of(self.host, self.paths, address, wanted), self.match.allowance
@@ -147,7 +147,7 @@ class Claimer(NamedTuple):
         return filled, plan, vf_policy.as_planned(plan, filled, allowance, infiniband=infiniband)
 
     def _release_from_the_dead(self, address: str) -> None:
-        """Release the device from attachments whose sandbox is gone. Raises _InUse, CNIError."""
+        """Release the device if its attachment's sandbox is gone. Raises _InUse, CNIError."""
         for owner in self.journal.holders(address):
             if isinstance(owner, JournalDamaged):
                 note(f"{owner}; the file is for device {address}: run DEL for its attachment")

@@ -1,4 +1,4 @@
-"""The journal's record of a device: its state before the ADD, and the settings of the ADD."""
+"""The journal's record of a device: the device's state before the ADD, and the ADD's settings."""
 
 import msgspec
 
@@ -35,7 +35,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def segment(self) -> str:
-        """The link that the device is on: the PF, with the VLAN or the P_Key."""
+        """The device's network segment: its PF, and its VLAN or P_Key."""
         pf = self.pf or self.above or self.device
         if self.pkey is not None:
             return f"{pf} {self.pkey | 0x8000:#06x}"  # full and limited members of one partition
@@ -72,7 +72,7 @@ def record_of(plan: DevicePlan, options: SriovOptions) -> DeviceRecord:
 
 
 def _origin(plan: DevicePlan) -> Origin | None:
-    """The interface's state for the DEL, without the mark of a lost attachment."""
+    """The interface's state that the DEL restores; a lost attachment's alias is left out."""
     if plan.link is None:
         return None
     origin = origin_of(plan.link)

@@ -1,7 +1,7 @@
-"""Gives an InfiniBand VF new GUIDs. The VF's driver reads GUIDs only when it is bound.
+"""Rebinds the driver of an InfiniBand VF, because a driver reads new GUIDs only at a bind.
 
-A rebind creates a new interface and a new RDMA device. Another uverbs number is an error, because
-the container already has the device node of the old number.
+A rebind creates a new interface and a new RDMA device. The ADD fails if the uverbs number changes,
+because the container already has the device file with the old number.
 """
 
 import msgspec
@@ -25,7 +25,7 @@ APPEARANCE = 5.0  # seconds for the interface that a driver creates
 
 
 def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
-    """Whether the interface's GUID differs from the GUID that the PF has for the VF."""
+    """Whether the interface's GUID differs from the GUID in the record's `applied`."""
     wanted = record.applied.port_guid if record.applied is not None else None
     return link is not None and record.infiniband and wanted not in (None, guid_of(link))
 
@@ -33,7 +33,7 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind the driver, which reads the GUID. Raises CNIError 100 if the uverbs device changes."""
+    """Rebind the driver to read the GUID. Raises CNIError 100 if a uverbs device changes."""
     link = plan.link
     if link is None:
         return plan, record
@@ -88,7 +88,7 @@ def restore(host: Rtnetlink, paths: Paths, record: DeviceRecord, mark: Mark) -> 
 
 
 def await_link(host: Rtnetlink, address: str, old: Link, *, same_index: bool = False) -> Link:
-    """Wait until an interface of the device replaces `old` on the host. Raises HostError."""
+    """Wait for the device's new interface, which replaces `old` on the host. Raises HostError."""
 
     def appeared() -> Link | None:
         for link in links.every(host):

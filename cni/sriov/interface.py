@@ -1,7 +1,7 @@
-"""Moves a device into the pod, and compares the device there.
+"""Moves a device into the pod, and in a CHECK compares the device with its record.
 
-An InfiniBand RDMA device moves first, because its move makes the kernel create the interface again.
-A RoCE RDMA device moves last, because its GIDs come from the interface.
+An InfiniBand RDMA device moves before its interface, which the kernel creates again at this move.
+A RoCE RDMA device moves after its interface, because the GIDs come from the interface.
 """
 
 from functools import partial
@@ -57,7 +57,7 @@ def place(
     *,
     accept_ra: bool = False,
 ) -> Placed:
-    """Move a device into the pod and configure it there. After a failure the caller undoes all."""
+    """Move a device into the pod and configure it. After a failure, the caller undoes all steps."""
     bdf = plan.function.address if ":" in plan.function.address else ""
     unprobed = ipam is not None and bool(ipam.unprobed)
     if plan.link is None:
@@ -95,7 +95,7 @@ def place(
 def give_addresses(
     pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result, *, accept_ra: bool
 ) -> None:
-    """Add addresses and routes of an IPAM plugin that needs the interface in the pod (dhcp)."""
+    """Add the addresses and routes of the dhcp plugin, which needs the interface in the pod."""
     cidrs = [ip.address for ip in answer.ips]
     link = links.require(pod, name)
     ready = interface_addresses.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
@@ -105,7 +105,7 @@ def give_addresses(
 
 
 def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> tuple[str, int]:
-    """The address and the MTU that the PF reports for a VF with a userspace driver."""
+    """For a VF with a userspace driver: the VF's address at the PF, and the PF's MTU."""
     if not record.pf or record.applied is None:
         return "", 0
     with vf_settings.pf_of(paths, host, record.pf) as pf:
@@ -115,7 +115,7 @@ def _mac_and_mtu_at_pf(host: Rtnetlink, paths: Paths, record: DeviceRecord) -> t
 
 
 def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link:
-    """Set the configured address. Raises HostError if the interface does not take the address."""
+    """Set the configured address. Raises HostError if the interface still shows another address."""
     if record.mac in ("", moved.mac):
         return moved
     netdev_move.set_address(pod, moved, record.mac)
@@ -138,7 +138,7 @@ def _with_its_address(pod: Rtnetlink, moved: Link, record: DeviceRecord) -> Link
 
 
 def check(journal: Journal, paths: Paths, attachment: Attachment, request: Request) -> None:
-    """Raise CNIError 102 for the first difference of a CHECK, 7 if prevResult is missing."""
+    """Raise CNIError 102 for the first difference, or CNIError 7 if prevResult is missing."""
     expected = results.expected(request)
     record = results.recorded(journal, attachment, DeviceRecord)
     function = pci.find(paths, record.device)

@@ -1,6 +1,6 @@
-"""Checks each value of a network configuration of type `sriov`.
+"""Checks the values in a network configuration of type `sriov`.
 
-`None` and "" mean that a key is not set. Each function raises CNIError 7, or 4 for CNI_ARGS.
+`None` and "" mean that a key is not set. Each function raises CNIError 7 (4 for CNI_ARGS).
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ ETHERNET = (*TAG, "mac", "spoofchk", "trust", "min_tx_rate", "max_tx_rate")
 
 
 class WrittenValue(NamedTuple):
-    """A value, and the name of its key in error texts; ("", "") if no key has a value."""
+    """A value, and its key as error texts name it; ("", "") without a value."""
 
     key: str
     value: str
@@ -40,7 +40,7 @@ def masters(written: str | list[str] | None) -> tuple[str, ...]:
 
 
 def vlan(number: int | None, qos: int | None, proto: str | None) -> dict[str, Any]:
-    """`vlan`, `vlanQoS` and `vlanProto` by key, or {}. The last two keys need "vlan"."""
+    """The VLAN's three values by key, or {}. "vlanQoS" and "vlanProto" need "vlan"."""
     if number is None:
         for key, value in (("vlanQoS", qos), ("vlanProto", proto)):
             if value not in (None, ""):
@@ -65,7 +65,7 @@ def vlan(number: int | None, qos: int | None, proto: str | None) -> dict[str, An
 
 
 def mac(written: WrittenValue) -> str:
-    """A unicast Ethernet address: "02:00:00:00:00:01"."""
+    """A unicast Ethernet address such as "02:00:00:00:00:01"."""
     if not written.value:
         return ""
     try:
@@ -85,7 +85,7 @@ def mac(written: WrittenValue) -> str:
 
 
 def guid(written: WrittenValue) -> str:
-    """An InfiniBand GUID: "02:00:00:00:00:00:00:01"."""
+    """An InfiniBand GUID such as "02:00:00:00:00:00:00:01"."""
     if not written.value:
         return ""
     try:
@@ -103,7 +103,7 @@ def guid(written: WrittenValue) -> str:
 
 
 def switch(key: str, written: bool | str | None) -> bool | None:
-    """The boolean of a key that has "on", "off" or a boolean."""
+    """The value of a boolean key, which can also be written as "on" or "off"."""
     if written is None or written == "":  # "" leaves the setting unchanged, as in sriov-cni
         return None
     if isinstance(written, bool):
@@ -121,7 +121,7 @@ def link_state(written: str | None) -> str:
 
 
 def rates(lowest: int | None, highest: int | None) -> dict[str, int]:
-    """The rates in Mbit/s by key, or {}. If one rate is set, a missing one is 0 (no limit)."""
+    """The rates in Mbit/s by key, or {}. If only one rate is set, the other is 0 (no limit)."""
     both = {"min_tx_rate": lowest, "max_tx_rate": highest}
     for key, rate in both.items():
         if rate is not None and not 0 <= rate <= HIGHEST_RATE:

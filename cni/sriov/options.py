@@ -1,7 +1,7 @@
 """Reads and checks a network configuration of type `sriov`.
 
-Accepts the keys of sriov-cni, of ib-sriov-cni, and of the plugin that both come from. A key that is
-missing or null leaves its setting unchanged.
+Accepts the keys of sriov-cni, of ib-sriov-cni, and of their common ancestor. A key that is missing
+or null leaves its setting unchanged.
 """
 
 from collections.abc import Mapping
@@ -84,10 +84,10 @@ _IN_OUR_CASE = {key.lower(): key for key in sorted(KNOWN)}
 
 
 class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid configuration. `None` and "" leave a setting unchanged.
+    """A valid configuration. A value of `None` or "" leaves its setting unchanged.
 
-    `vf` has the PF's settings for its VF, by key. A missing key leaves a setting unchanged. `vf`
-    has all three keys of a VLAN or none, and both keys of the rates or none.
+    `vf` has the PF's settings for its VF, by key. A missing key leaves its setting unchanged. The
+    three VLAN keys occur only together, and so do the two rate keys.
     """
 
     device: Bdf  # canonical BDF or an auxiliary device's name; "" if not named
@@ -110,7 +110,7 @@ class SriovOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
-    """Spell known keys as we do. sriov-cni accepts any case, because Go's decoder does."""
+    """Spell known keys in our case, because sriov-cni (with Go's decoder) accepts any case."""
     folded = {
         _IN_OUR_CASE.get(key.lower(), key): value for key, value in keys.items() if key not in KNOWN
     }
@@ -118,7 +118,7 @@ def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
-    """The options of a request. Raises CNIError 4 for CNI_ARGS, otherwise 7."""
+    """The options of a request. Raises CNIError 4 for wrong CNI_ARGS, otherwise CNIError 7."""
     written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
     masters = option_values.masters(written.master)
@@ -155,14 +155,14 @@ def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
 
 
 def _written(network: NetworkConfig) -> tuple[_SriovConfig, Mapping[str, DeviceId]]:
-    """The values by key, and the device ids by path."""
+    """The values by key, and the device ids by JSON path."""
     network = msgspec.structs.replace(network, keys=in_our_case(network.keys))
     config.refuse_misspelt(network.keys, KNOWN)
     return config.convert(network.keys, _SriovConfig), network.device_ids()
 
 
 def device_of(request: Request) -> Bdf:
-    """The device of a configuration, even of an invalid one; "" if there is none."""
+    """The device that a configuration names, or "". Other keys are not checked."""
     try:
         return _device(request.config.device_ids())[0]
     except CNIError:
@@ -170,7 +170,7 @@ def device_of(request: Request) -> Bdf:
 
 
 def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
-    """The pair (address, ""), or ("", device id) for a device id that is not an address."""
+    """Either (address, ""), or ("", device id) if the id is not an address."""
     if by_key and len(set(by_key.values())) == 1:
         device_id = next(iter(by_key.values()))
         address = _address(device_id)
@@ -190,7 +190,7 @@ def _device(by_key: Mapping[str, DeviceId]) -> tuple[Bdf, DeviceId]:
 
 
 def _address(device_id: str) -> Bdf | None:
-    """The device of an id. The id may be a slot of a shared pool: "0000:af:06.0-3"."""
+    """The device that an id names. Ids of shared pools have a slot number: "0000:af:06.0-3"."""
     return pci.canonical(device_id) or pci.canonical(device_id.rpartition("-")[0])
 
 
@@ -261,7 +261,7 @@ def _vf(written: _SriovConfig, mac: WrittenValue, guid: WrittenValue) -> dict[st
 
 
 def _refuse_conflicts(written: _SriovConfig, vf: Mapping[str, str]) -> None:
-    """Raise CNIError for options that exclude each other. `vf` has each key's name in errors."""
+    """Raise CNIError for options that exclude each other. `vf` maps keys to names in errors."""
     named = [name for name in vf.values() if name]
     if written.pfOnly and named:
         raise wrong(

@@ -26,7 +26,7 @@ _ASK_THE_KUBELET = (
 
 
 class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that can satisfy the options, in its state before the ADD."""
+    """A device that can satisfy the options, and its state before the ADD."""
 
     function: Function
     link: Link | None  # the device's interface on the host; `None` with a userspace driver
@@ -39,7 +39,7 @@ class DevicePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceUnfit(CNIError):
-    """A device cannot serve the attachment, but another device may."""
+    """This device cannot serve the attachment, but another device might."""
 
     def __init__(self, message: str, code: int = Code.INVALID_CONFIG) -> None:
         super().__init__(code, message)
@@ -61,7 +61,7 @@ def plan_of(host: Rtnetlink, paths: Paths, address: str, options: SriovOptions) 
 
 
 def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
-    """The interface of a device on the host. Raises DeviceUnfit if there is none."""
+    """The device's interface on the host. Raises DeviceUnfit if there is none."""
     names: Sequence[str] = function.netdevs
     if not function.is_vf and ":" in function.address:
         # In switchdev mode a PF's netdevs include the representors of its VFs and SFs.
@@ -100,7 +100,7 @@ def _require_unused(host: Rtnetlink, paths: Paths, link: Link) -> None:
 
 
 def guid_of(link: Link) -> str:
-    """An InfiniBand interface's port GUID: the last 8 of the 20 bytes of its address."""
+    """An InfiniBand interface's port GUID, which is the last 8 bytes of its address."""
     return link.mac[-23:]
 
 

@@ -1,8 +1,7 @@
 """The plugin `sriov`: the steps of each verb, in order.
 
 After a failure or SIGTERM, an ADD undoes its steps in reverse order. If the process is killed, the
-next DEL, GC or sweep reads the journal and undoes the steps. An ADD for the same device does this,
-too.
+steps are undone from the journal: by the next DEL, GC or sweep, or by an ADD for the same device.
 """
 
 from typing import Any, ClassVar
@@ -93,13 +92,13 @@ class Sriov(InterfacePlugin):
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:
-        """Restore the device that the attachment still has, if any. Raises HostError, Busy."""
+        """Restore the device if the attachment still has one. Raises HostError, Busy."""
         vf_release.release(self.journal, self.paths, attachment, request, entry)
         if entry is not None:
             sriov_cni.forget(self.paths, attachment, entry.device)
 
     def adopt(self, attachment: Attachment, request: Request) -> JournalEntry | None:
-        """Write the entry of a VF from the files of sriov-cni or ib-sriov-cni."""
+        """Write an attachment's journal entry from a file of sriov-cni or ib-sriov-cni."""
         return sriov_cni.adopt(self.journal, self.paths, attachment, request)
 
     def compare(self, attachment: Attachment, request: Request) -> None:
@@ -126,7 +125,7 @@ class Sriov(InterfacePlugin):
         )
 
     def _apply_settings(self, host: Rtnetlink, record: DeviceRecord) -> None:
-        """Write the configuration's settings for the VF to the PF."""
+        """Set the configuration's VF settings at the PF."""
         if record.before is None or record.applied in (None, record.before):
             return
         if pci.place_of_vf(self.paths, record.device) != (record.pf, record.before.index):

@@ -1,11 +1,11 @@
-"""Moves RDMA devices of an interface into the pod, and restores them on the host.
+"""Moves an interface's RDMA devices into the pod, and restores them on the host.
 
-RDMA devices are found by their uverbs devices, which are visible in every namespace. Binding a
-driver creates a new device, and another HCA's device may get the old index.
+RDMA devices are found by their uverbs devices, which are visible in every namespace. An index is
+not reliable: after a bind, another HCA's RDMA device can have the old index.
 
-A container gets the numbers of its uverbs devices when the kubelet admits the pod. A bind or a move
-gives a device the node's lowest free number. Two calls at once could swap numbers, so only one call
-at a time binds or moves devices.
+A container's uverbs numbers are fixed when the kubelet admits the pod. A bind or a move gives an
+RDMA device the node's lowest free uverbs number. Two calls at once could swap two devices' numbers,
+so only one call at a time binds or moves RDMA devices.
 """
 
 import threading
@@ -30,7 +30,7 @@ _own = threading.local()  # `held`: this thread has the lock
 
 
 def move_in(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) -> None:
-    """Move the devices from the host into the pod. Raises CNIError 100 if a number changes."""
+    """Move the RDMA devices into the pod. Raises CNIError 100 if a uverbs number changes."""
     with numbers_kept(paths, [moved.name for moved in record.rdma]):
         for moved in record.rdma:
             with rdma.rdma() as host:
@@ -57,7 +57,7 @@ def require_in(namespace: NetworkNamespace, record: DeviceRecord) -> None:
 
 
 def missing(namespace: NetworkNamespace, record: DeviceRecord) -> list[str]:
-    """The names of the record's devices that are not in the pod."""
+    """The names of the recorded RDMA devices that the pod does not have."""
     if not record.rdma:
         return []
     with rdma.rdma(namespace) as pod:
@@ -98,7 +98,7 @@ def move_out(paths: Paths, record: DeviceRecord, namespace: NetworkNamespace) ->
 
 
 def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
-    """Whether the host has all RDMA devices of the function. If so, restore their names."""
+    """If the host has all RDMA devices of the function, restore their names and return True."""
     names = pci.rdma_of(paths, record.device)
     if record.rdma and not names:  # a moving device has no uverbs device
         return False
@@ -115,7 +115,7 @@ def _are_on_host(paths: Paths, record: DeviceRecord) -> bool:
 
 @contextmanager
 def numbering_alone(paths: Paths) -> Iterator[None]:
-    """Let no other call bind or move devices during the block. Blocks may be nested."""
+    """Let no other call bind or move devices during the block. Blocks can be nested."""
     if getattr(_own, "held", False):
         yield
         return
@@ -129,7 +129,7 @@ def numbering_alone(paths: Paths) -> Iterator[None]:
 
 @contextmanager
 def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
-    """Like `numbering_alone`. Raises CNIError 100 if the number of one of these devices changes."""
+    """Like `numbering_alone`. Raises CNIError 100 if a device in `names` gets another number."""
     if not names:
         yield
         return
@@ -149,7 +149,7 @@ def numbers_kept(paths: Paths, names: Collection[str]) -> Iterator[None]:
 
 
 def bind(paths: Paths, address: str, driver: str) -> None:
-    """Unbind the device's driver, if it has one, and bind `driver`. Raises HostError, Busy."""
+    """Unbind any driver of the device, and bind `driver`. Raises HostError, Busy."""
     with numbering_alone(paths):
         function = pci.find(paths, address)
         if function is None:

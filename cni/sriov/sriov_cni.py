@@ -2,7 +2,7 @@
 
 Both plugins write a file `<container>-<interface>` for each attachment. The file has the ADD's
 configuration and the VF's earlier state (SaveNetConf in pkg/utils/utils.go). sriov-cni also writes
-a file `pci/<BDF>` for each VF in use. Only root can write to these directories.
+a file `pci/<BDF>` for each VF in use. Only root can write to the plugins' directories.
 """
 
 import time
@@ -50,7 +50,7 @@ class _VfState(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class FormerState(msgspec.Struct, frozen=True):
-    """The fields of a plugin's file that a DEL needs."""
+    """The fields that a DEL needs from a plugin's file."""
 
     deviceID: str
     state: _VfState | None = msgspec.field(name="OrigVfState", default=None)  # of sriov-cni
@@ -67,9 +67,9 @@ class FormerState(msgspec.Struct, frozen=True):
 def adopt(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request
 ) -> JournalEntry | None:
-    """Write the entry of an attachment, unless another attachment has its VF now.
+    """Write an attachment's journal entry, unless another attachment now has the VF.
 
-    Raises HostError if the VF is in a third namespace (not the host's or the pod's) with processes.
+    Raises HostError if a namespace with processes, not the host's or the pod's, has the VF.
     """
     _make_searchable(paths)
     found = _read(paths, attachment)
@@ -90,7 +90,7 @@ def adopt(
 
 
 def forget(paths: Paths, attachment: Attachment, device: str) -> None:
-    """Remove the plugins' files of an attachment."""
+    """Remove the files that sriov-cni or ib-sriov-cni wrote for an attachment."""
     _make_searchable(paths)
     for path in _paths(paths, attachment):
         path.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def forget(paths: Paths, attachment: Attachment, device: str) -> None:
 
 
 def _make_searchable(paths: Paths) -> None:
-    """Let a process without CAP_DAC_OVERRIDE use sriov-cni's directories (mode 0600)."""
+    """Give sriov-cni's directories mode 0700, because mode 0600 requires CAP_DAC_OVERRIDE."""
     with suppress(FileNotFoundError, NotADirectoryError):
         for directory in ("sriov", "sriov/pci"):
             (paths.cni_state / directory).chmod(0o700)
@@ -133,7 +133,7 @@ def _decoded(path: Path) -> FormerState | None:
 
 
 def _is_outdated(paths: Paths, path: Path, device: str) -> bool:
-    """Whether the file is from before the last boot, or a newer file names the same VF."""
+    """Whether the file is older than the last boot, or than another file for the same VF."""
     written = path.stat().st_mtime
     if written < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
         return True
@@ -182,7 +182,7 @@ def _require_not_elsewhere(address: str, *own: NetworkNamespace | None) -> None:
 
 
 def _record(host: Rtnetlink, paths: Paths, function: Function, former: FormerState) -> DeviceRecord:
-    """A record that makes the DEL restore every setting that differs from the file."""
+    """A record from which the DEL restores all settings that differ from the file."""
     infiniband = candidates.is_infiniband(host, paths, function)
     now = None
     if function.index is not None:
@@ -225,7 +225,7 @@ def _origin(former: FormerState, *, infiniband: bool) -> Origin | None:
 
 
 def _before(now: VF, former: FormerState) -> VF:
-    """The VF before the ADD. A setting that the file does not have keeps its current value."""
+    """The VF's settings before the ADD. A setting that the file lacks has the current value."""
     if guid := former.host_guid.lower():
         guid = vf_settings.NO_GUID if guid in NO_GUIDS else guid
         now = msgspec.structs.replace(now, node_guid=guid, port_guid=guid)

@@ -1,7 +1,7 @@
 """Makes a device's record from the device's state, if the journal file is lost or damaged.
 
-The DEL moves the interface to the host under a new name, with its permanent address. If the request
-has a setting of the VF at the PF, the DEL resets it to the value of a new VF.
+On the host, the DEL gives the interface a new name and its permanent address. Each VF setting in
+the request is reset to the value of a new VF.
 """
 
 from contextlib import suppress
@@ -34,10 +34,10 @@ _UNKNOWN = -1  # index of an RDMA device that keeps its current name
 
 
 def device_of(journal: Journal, attachment: Attachment, request: Request) -> str:
-    """The device with the attachment's mark, or else the device that the request names, or "".
+    """The attachment's device, or "". A device with the attachment's mark is preferred.
 
-    Without the mark, the request's device counts only with a damaged journal file or a result. A
-    result without the mark is from another project's plugin that lost its file.
+    Without a mark, the request's device is returned if the journal file is damaged. It is also
+    returned if the pod has it and the request has a result, as with another project's plugin.
     """
     device = sriov_options.device_of(request)
     damaged = journal.path_of(attachment).exists()
@@ -49,7 +49,7 @@ def device_of(journal: Journal, attachment: Attachment, request: Request) -> str
 def record_of(
     journal: Journal, paths: Paths, attachment: Attachment, request: Request, device: str
 ) -> DeviceRecord | None:
-    """The record of a device that the caller has locked; `None` if another attachment has it."""
+    """The record of a locked device; `None` if another attachment has the device."""
     owners = [entry for entry in journal.holders(device) if isinstance(entry, JournalEntry)]
     if any(owner.attachment != attachment for owner in owners):
         return None
@@ -76,14 +76,14 @@ def rdma_of(paths: Paths, device: str) -> tuple[MovedRdmaDevice, ...]:
 
 
 def entry_of(paths: Paths, request: Request, record: DeviceRecord) -> JournalEntry:
-    """The missing journal entry of an attachment. Does not write the entry."""
+    """A journal entry for an attachment without one. The entry is not written."""
     boot_id = paths.boot_id()
     entry = JournalEntry.begun("sriov", request, None, boot_id, record, device=record.device)
     return entry.attached(record, ())
 
 
 def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
-    """Move the interface of an unclaimed device to the host, from a namespace without processes."""
+    """Move the device's interface to the host, out of a namespace without processes."""
     if pci.netdevs(paths, address):  # nearly always the interface is on the host
         return
     function = pci.find(paths, address)
@@ -102,7 +102,7 @@ def fetch_from_dead_pod(host: Rtnetlink, paths: Paths, address: str) -> None:
 
 
 def device_in(namespace: NetworkNamespace, address: str) -> Link | None:
-    """The interface of a device, if the namespace has it."""
+    """The device's interface, if it is in the namespace."""
     with netlink(namespace) as route:
         for link in links.every(route):
             if link.device == address and not link.parent:
@@ -120,7 +120,7 @@ def is_inhabited(namespace: NetworkNamespace) -> bool:
 
 
 def _origin(attachment: Attachment, request: Request, device: str) -> Origin | None:
-    """The interface's state to restore. Finds the interface by mark, in the pod also by device."""
+    """The interface's state to restore. Searches for the mark, and in the pod also for `device`."""
     alias = Mark(attachment.key).alias
     with netlink() as host:
         for link in links.every(host):
@@ -151,7 +151,7 @@ def _origin_of(route: Rtnetlink, link: Link, name: str) -> Origin:
 
 
 def _settings(function: Function, request: Request) -> tuple[VF | None, VF | None]:
-    """A new VF's settings before and after the configuration; `None` if unknown."""
+    """A new VF's settings without and with the request's options; `None` if unknown."""
     if function.index is None:
         return None, None
     try:

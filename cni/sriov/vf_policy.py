@@ -1,4 +1,4 @@
-"""Applies the policy's rules to the options and to the device of an attachment of `sriov`."""
+"""Applies the policy's rules to a `sriov` attachment's options and device."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ _SAFE: Mapping[str, int | str | None] = {
 
 
 def by_options(wanted: SriovOptions, allowance: Allowance) -> Allowance:
-    """The allowance, narrowed by the options that need no device. Raises CNIError 121."""
+    """The allowance, limited to the rules that list the options' values. Raises CNIError 121."""
     allowance.require_match(match_device=wanted.match_device, pf_only=wanted.pf_only)
     flags = {key: getattr(wanted, key) for key in ("accept_ra", "allmulti", "promisc")}
     for key, value in {**flags, **wanted.vf}.items():
@@ -74,10 +74,10 @@ def completed(
 def as_planned(
     plan: DevicePlan, wanted: SriovOptions, allowance: Allowance, *, infiniband: bool
 ) -> Allowance:
-    """The allowance, narrowed by the device's own VLAN or P_Key. Raises CNIError 121.
+    """The allowance, limited to rules that list the device's VLAN or P_Key. Raises CNIError 121.
 
-    The device's VLAN counts if "vlan" is missing. An SF or a whole PF counts as VLAN 0: the pod can
-    send any tag. An MTU that the device already has needs no rule.
+    The device's VLAN is checked only if "vlan" is missing. An SF or a whole PF counts as VLAN 0,
+    because its pod can send any tag. An MTU that the device already has needs no rule.
     """
     link = plan.link
     if wanted.mtu and link is not None and wanted.mtu != link.mtu:
@@ -92,7 +92,7 @@ def as_planned(
 
 
 def in_partition(plan: DevicePlan, allowance: Allowance) -> Allowance:
-    """The allowance, narrowed by the interface's current partition. Raises CNIError 121."""
+    """The allowance, limited to the rules that list the interface's P_Key. Raises CNIError 121."""
     if plan.link is None or plan.link.pkey is None:
         return allowance
     pkey = plan.link.pkey

@@ -1,8 +1,8 @@
 """Restores a device in a DEL: its RDMA devices, its interface, then its PF's settings.
 
-The settings come last: a pod that still has the VF keeps its VLAN. Another pod may get a released
-device at once. So the DEL removes the device from the journal's entry under the device's lock.
-Later calls for the entry do not touch the device.
+The settings are restored last, so that the VF has its VLAN until it leaves the pod. A released
+device can go to another pod at once. So the DEL holds the device's lock until the journal entry no
+longer names the device. Later calls for this entry do not touch the device.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def release(
     request: Request,
     entry: JournalEntry | None,
 ) -> None:
-    """Restore the device that the attachment still has, if any. Raises HostError, Busy."""
+    """Restore the device if the attachment still has one. Raises HostError, Busy."""
     device = entry.device if entry else unrecorded.device_of(journal, attachment, request)
     if device:
         with journal.device_locked(device):
@@ -73,7 +73,7 @@ def _recorded(entry: JournalEntry | None) -> DeviceRecord | None:
 
 
 class _Restoration(NamedTuple):
-    """A device to restore, and the namespaces that may have it."""
+    """A device to restore, and the namespaces that can have the device."""
 
     journal: Journal
     paths: Paths
@@ -83,7 +83,7 @@ class _Restoration(NamedTuple):
     record: DeviceRecord
 
     def run(self) -> None:
-        """Try every step. A VF that is still in a pod keeps its settings."""
+        """Restore the device. A failure ends the run only if the interface is not on the host."""
         paths, host, record, origin = self.paths, self.host, self.record, self.record.origin
         mark = Mark(self.entry.attachment.key)
         before, applied = record.before, record.applied
@@ -106,7 +106,7 @@ class _Restoration(NamedTuple):
         failures.report()
 
     def _restore_rdma_devices(self) -> None:
-        """Move the RDMA devices to the host. Raises HostError while a dying namespace has one."""
+        """Move the RDMA devices to the host. Raises HostError while one is in a dying namespace."""
         opened = [namespace for namespace, _ in self.namespaces]
         if rdma_devices.restore(self.paths, self.record, opened, RETURN_TIME):
             return
@@ -118,7 +118,7 @@ class _Restoration(NamedTuple):
         self._await_or_bind(f"RDMA device of {self.record.device}", "RDMA device")
 
     def _restore_netdev(self, origin: Origin, mark: Mark) -> None:
-        """Move the interface to the host. Raises HostError while a dying namespace has it."""
+        """Move the interface to the host. Raises HostError while it is in a dying namespace."""
         host, ifname, device = self.host, self.entry.ifname, self.record.device
         for _, pod in self.namespaces:
             if _moved_out(host, pod, ifname, origin, mark):
@@ -140,7 +140,7 @@ class _Restoration(NamedTuple):
             raise HostError(f"device {device} has no interface, although its driver is bound")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
-        """Bind the driver for a new device. Raises HostError while `awaited` may come back."""
+        """Bind the driver again. Raises HostError while the kernel can move `awaited` back."""
         if awaited:
             await_return(self.journal, self.entry, awaited)
         note(f"device {self.record.device} has no {missing}: binding its driver again")
@@ -148,13 +148,13 @@ class _Restoration(NamedTuple):
 
 
 def _moved_out(host: Rtnetlink, pod: Rtnetlink, ifname: str, origin: Origin, mark: Mark) -> bool:
-    """Move the interface to the host if the pod has it. Returns whether it was moved."""
+    """Move the interface to the host if the pod has it. Returns whether the interface was moved."""
     link = netdev_move.find(pod, (ifname,), origin, mark)
     return link is not None and netdev_move.restore_from(host, pod, link, origin, mark)
 
 
 def _restore_driver(paths: Paths, record: DeviceRecord) -> None:
-    """Bind the old driver again. A runtime that died may have left vfio-pci bound."""
+    """Bind the old driver again. A container runtime that was killed can leave vfio-pci bound."""
     driver = pci.driver_of(paths, record.device)
     if record.driver not in ("", driver) and pci.is_present(paths, record.device):
         note(f'device {record.device} has driver "{driver}": binding {record.driver} again')
@@ -176,7 +176,7 @@ def _restore_driver_settings(
 def restore_settings(
     paths: Paths, host: Rtnetlink, record: DeviceRecord, only: Sequence[str] = ()
 ) -> None:
-    """Restore the PF's settings that the ADD changed, or only the fields in `only`."""
+    """Restore the VF's settings at the PF, or only the fields in `only`."""
     if record.before is None or record.applied is None:
         return
     pf_address, index = pci.place_of_vf(paths, record.device)

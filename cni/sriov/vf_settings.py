@@ -1,7 +1,7 @@
 """Computes, applies, restores and compares the settings that a PF has for a VF.
 
-The caller holds the PF's lock (`pf_of`, `vf_of`). Without the lock, drivers refuse or mix up the
-settings of several VFs.
+The caller holds the PF's lock (`pf_of`, `vf_of`). Without the lock, a driver may refuse settings,
+or mix up the settings of several VFs.
 """
 
 from collections.abc import Callable, Iterator
@@ -73,14 +73,14 @@ def _of_pf(paths: Paths, pf: str, find: Callable[[str], T | None]) -> Iterator[T
 
 
 def wanted(before: VF, options: SriovOptions) -> VF:
-    """The VF's settings after the options are applied. All other settings stay."""
+    """The settings in `before`, with the values that the options change."""
     fields = ((name, _OPTIONS.get(name, name)) for name in VF.__struct_fields__)
     changed = {name: options.vf[key] for name, key in fields if key in options.vf}
     return msgspec.structs.replace(before, **changed)
 
 
 def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = False) -> None:
-    """Write the settings that differ. With `all_of_it`, raises HostError only at the end."""
+    """Write the settings that differ. With `all_of_it`, an error does not stop other requests."""
     failures = []
     for names, request in _requests():
         values = [getattr(target, name) for name in names]
@@ -99,10 +99,9 @@ def apply(host: Rtnetlink, pf: Link, now: VF, target: VF, *, all_of_it: bool = F
 def restored(now: VF, before: VF, applied: VF) -> VF:
     """The current settings, with the old value of each setting that the ADD changed.
 
-    Other settings stay, because an administrator may have changed them. A setting that the driver
-    did not report gets the value of a new VF. The PF's address for the VF is always restored,
-    because a trusted VF can change it. Zeros are the exception: if no address is set, the PF shows
-    the VF's own address.
+    Other settings stay, because an administrator may have changed them. If the driver did not
+    report the old value, the setting gets the value of a new VF. A trusted VF can change its
+    address at the PF, so an address that was set before the ADD is always restored.
     """
     changed: dict[str, object] = {}
     for names, _ in _requests():
@@ -115,7 +114,7 @@ def restored(now: VF, before: VF, applied: VF) -> VF:
 
 
 def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
-    """The pair (now, expected) of every reported setting that differs, by the option's name."""
+    """The reported settings that differ, as pairs (now, expected) by the option's name."""
     different = {}
     for names, _ in _requests():
         pairs = zip(names, _compared(now, names), _compared(expected, names), strict=True)
@@ -126,9 +125,9 @@ def differences(now: VF, expected: VF) -> dict[str, tuple[object, object]]:
 
 
 def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
-    """The requests in the order to send them.
+    """The requests, in the order in which they are sent.
 
-    Each request has the VF's fields to set, and the function that sends the request.
+    Each request has the names of VF fields, and the function that sets these fields.
     """
     return (
         # Before spoofchk, with which the PF drops frames from other addresses.
@@ -143,7 +142,7 @@ def _requests() -> tuple[tuple[tuple[str, ...], Callable[..., None]], ...]:
 
 
 def _compared(vf: VF, names: tuple[str, ...]) -> tuple[object, ...]:
-    """The values of these fields. Without a VLAN, the tag's other fields have no meaning."""
+    """The values of these fields. Without a VLAN, the values of QoS and protocol do not matter."""
     if names == _TAG and not vf.vlan:
         return (0, 0, "802.1q")
     return tuple(getattr(vf, name) for name in names)
