@@ -301,7 +301,7 @@ class Agent:
         except OSError as error:
             raise Unable(
                 f'cannot listen at {self._settings.listen}: {error.strerror}: set "agent.listen" '
-                f"in {self._paths.config} to a free address"
+                f"in {self._paths.config} to another address"
             ) from None
         self._sockets.callback(endpoint.close)
 

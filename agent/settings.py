@@ -83,7 +83,7 @@ class Loaded(NamedTuple):
             raise CNIError(
                 Code.IO_FAILURE,
                 f"{self.mistakes[section]}: nothing was done, because this call needs the "
-                f"section {section}: correct the section",
+                f'section "{section}": correct the file',
             )
 
 
@@ -162,7 +162,7 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
         if not path.startswith("/") or "\0" in path:
             raise ValueError('write an absolute path behind "unix:"')
         if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-            raise ValueError(f"a unix socket's path has at most {_MAX_SOCKET_PATH} bytes")
+            raise ValueError(f'write a path of at most {_MAX_SOCKET_PATH} bytes behind "unix:"')
         return Path(path)
     host, colon, port = listen.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -178,7 +178,7 @@ def listen_address(listen: str, *, local: bool = True) -> Path | tuple[str, int]
     if local and not address.is_loopback():
         raise ValueError(
             "the endpoint does not authenticate clients: write a loopback address (127.0.0.1, "
-            "[::1]) or a unix socket, and use a proxy for other clients"
+            "[::1]) or a unix socket, and use a proxy for clients on other machines"
         )
     return str(address), number
 

@@ -91,7 +91,7 @@ class LauncherConnection:
             raise EOFError(str(error)) from None
         self._keep_descriptor(ancillary)
         if flags & socket.MSG_CTRUNC and self._netns is None:
-            raise Lost("the agent cannot receive CNI_NETNS: it has too many files open")
+            raise Lost("the agent has too many open files, and cannot receive CNI_NETNS")
         if not count:
             raise EOFError
         self._received += count

@@ -68,7 +68,7 @@ def read_header(head: bytes) -> RequestHeader:
     if magic != REQUEST_MAGIC:
         raise BadFrame(f"the request begins with {magic!r} instead of {REQUEST_MAGIC!r}")
     for what, length, limit in (
-        ("name", name, MAX_NAME),
+        ("plugin's name", name, MAX_NAME),
         ("environment", environ, MAX_ENVIRON),
         ("configuration", config, MAX_CONFIG),
     ):

@@ -84,7 +84,7 @@ def test_any_body_is_a_request(body: bytes, name: int, environ: int, config: int
 @pytest.mark.parametrize(
     ("lengths", "what"),
     [
-        ((MAX_NAME + 1, 0, 0), "name"),
+        ((MAX_NAME + 1, 0, 0), "plugin's name"),
         ((0, MAX_ENVIRON + 1, 0), "environment"),
         ((0, 0, MAX_CONFIG + 1), "configuration"),
     ],
