@@ -31,11 +31,11 @@ def network(written: str) -> IPNetwork:
     """Parse an address with a prefix length, such as `10.0.0.5/24`. Raises ValueError."""
     host, slash, length = written.partition("/")
     if not slash:
-        raise ValueError(f"invalid CIDR {written}: add a prefix length, as in {written}/24")
+        raise ValueError(f'invalid CIDR "{written}": add a prefix length such as /24')
     address(host)
     most = 128 if ":" in host else 32
     if not re.fullmatch("[0-9]{1,3}", length) or int(length) > most:
-        raise ValueError(f"invalid CIDR {written}: write a prefix length from 0 to {most}")
+        raise ValueError(f'invalid CIDR "{written}": write a prefix length from 0 to {most}')
     found = IPNetwork(written, 6 if ":" in host else 4)
     return found.ipv4() if found.is_ipv4_mapped() and found.prefixlen >= 96 else found
 

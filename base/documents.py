@@ -90,7 +90,9 @@ def fields(
         if key not in shapes:
             raise DocumentError(f"{where}.{written}: unknown key: {hint(written, shapes)}")
         if key in values:
-            raise DocumentError(f"{where}.{written}: appears twice: keep one")
+            raise DocumentError(
+                f"{where}.{written}: appears twice, in upper and lower case: keep one"
+            )
         if not (loose and inner is None):
             values[key] = convert(inner, shapes[key], f"{where}.{written}")
     return values

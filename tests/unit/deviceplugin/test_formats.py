@@ -159,7 +159,7 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
         ({"configList": [mellanox()], "configlist": []}, "f: configlist: appears twice"),
         (
             {"configList": [mellanox(ResourceName="a")]},
-            "f: configList[0].ResourceName: appears twice",
+            "f: configList[0].ResourceName: appears twice, in upper and lower case",
         ),
     ],
 )

@@ -38,7 +38,7 @@ R = {"range": "10.0.0.0/24"}
         ({"ipRanges": [{}]}, '"ipam.ipRanges[0]": "range" is missing'),
         ({"ipRanges": {}}, '"ipam.ipRanges"'),
         ({"range": 5}, '"ipam.range"'),
-        ({"range": "10.0.0.5"}, '"ipam.range": invalid CIDR 10.0.0.5'),
+        ({"range": "10.0.0.5"}, '"ipam.range": invalid CIDR "10.0.0.5"'),
         ({"range": "192.168.1.5-192.168.2.25/28"},
          '"ipam.range": invalid range start for CIDR 192.168.2.16/28: 192.168.1.5'),
         ({"range": "10.0.0.9-10.0.0.5/24"}, '"ipam.range": range start 10.0.0.9 is after'),
