@@ -80,8 +80,8 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         bin_dir.mkdir(parents=True, exist_ok=True)
     if not bin_dir.is_dir():
         raise InstallRefused(
-            f"{bin_dir}: is not a directory: create it, or name the runtime's directory with "
-            "--bin-dir"
+            f"{bin_dir}: is not a directory: create it, or name the runtime's CNI directory "
+            "with --bin-dir"
         )
     # A link is replaced before its target, because a link to a launcher counts as a launcher.
     names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
@@ -110,7 +110,7 @@ def uninstall(bin_dir: Path) -> Iterator[str]:
     """Remove our executables and restore the replaced ones. Raises InstallRefused, OSError."""
     if not bin_dir.is_dir():
         raise InstallRefused(
-            f"{bin_dir}: is not a directory: name the runtime's directory with --bin-dir"
+            f"{bin_dir}: is not a directory: name the runtime's CNI directory with --bin-dir"
         )
     with executables.locked(bin_dir):
         paths = [bin_dir / name for name in EVERY]
@@ -136,12 +136,13 @@ def _plugins(text: str) -> tuple[str, ...]:
 def _read_launcher(path: Path) -> bytes:
     if not path.is_file():
         raise InstallRefused(
-            f"{path}: this launcher does not exist: run `make cni`, or use --launcher"
+            f"{path}: this launcher does not exist: run `make cni`, or name another with --launcher"
         )
     content = path.read_bytes()
     if not executables.is_launcher(content):
         raise InstallRefused(
-            f"{path}: is not a launcher of podfabric: run `make cni`, and name build/cni/launcher"
+            f"{path}: is not a launcher of podfabric: run `make cni`, and name build/cni/launcher "
+            "with --launcher"
         )
     return content
 
