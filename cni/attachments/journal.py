@@ -182,8 +182,8 @@ def from_bytes(content: bytes, name: str) -> JournalEntry:
         raise JournalDamaged(f"journal file {name} is damaged: {error}") from None
     if entry.version != VERSION:
         raise JournalDamaged(
-            f"journal file {name} has version {entry.version}, but this podfabric reads version "
-            f"{VERSION}: a newer podfabric wrote the file"
+            f"journal file {name} of a newer podfabric has version {entry.version}, but this "
+            f"podfabric reads version {VERSION}"
         )
     return entry
 
@@ -236,7 +236,8 @@ class Journal:
             return None
         if entry.attachment != attachment:
             raise JournalDamaged(
-                f"journal file {path} is damaged: its entry is for {entry.attachment}"
+                f"journal file {path} is damaged: its entry is for {entry.attachment}, not for "
+                f"{attachment}"
             )
         return entry
 

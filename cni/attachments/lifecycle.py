@@ -122,8 +122,8 @@ def explained() -> Iterator[None]:
         raise CNIError(
             Code.IO_FAILURE,
             f"cannot use {error.filename or 'a file'}: {error.strerror}: check that the file "
-            "system is mounted, writable and not full, and that the process may open more "
-            "files",
+            "system is mounted, writable and not full, and that podfabric has not reached its "
+            "limit of open files",
         ) from None
 
 
@@ -302,8 +302,8 @@ class InterfacePlugin(ABC):
         if living and not unseen:
             raise CNIError(
                 Code.ALREADY_ATTACHED,
-                f'"{attachment.ifname}" of container {attachment.container_id} is attached to '
-                f'"{attachment.network}" since {entry.since}: run DEL before another ADD',
+                f'interface "{attachment.ifname}" of container {attachment.container_id} has been '
+                f'on network "{attachment.network}" since {entry.since}: run DEL before a new ADD',
             )
         self._remove(attachment, entry.delete_request())
 
@@ -330,7 +330,7 @@ class InterfacePlugin(ABC):
         if failures:
             raise CNIError(
                 Code.CLEANUP_INCOMPLETE,
-                f"{attachment} is not fully removed, run DEL again: {failures}",
+                f"attachment {attachment} is not fully removed, run DEL again: {failures}",
             )
 
     def remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:

@@ -133,7 +133,7 @@ def recorded(journal: Journal, attachment: Attachment, shape: type[R]) -> R:
     """The plugin's record. Raises JournalDamaged, or CNIError 102 without an entry."""
     entry = journal.read(attachment)
     if entry is None:
-        raise differs(f"the journal has no entry for {attachment}")
+        raise differs(f"podfabric's journal has no entry for attachment {attachment}")
     return entry.undo_as(shape)
 
 
@@ -141,7 +141,7 @@ def compare(where: str, settings: dict[str, tuple[object, object]]) -> None:
     """Raise CNIError 102 for the first setting with different (present, expected) values."""
     for name, (present, right) in settings.items():
         if present != right:
-            raise differs(f"{name} of {where} is {present}, but the ADD set {right}")
+            raise differs(f'{name} of {where} is "{present}", but the ADD set "{right}"')
 
 
 def up(value: bool) -> str:

@@ -100,8 +100,8 @@ def test_sweep_continues_after_a_failed_entry_and_spares_uncertain_ones(
     assert left(paths) == {"a-loop", "e-removed"} | spared
     texts = "\n".join(map(str, outcomes))
     assert (
-        "e-removed/net1: fabric/e-removed/net1 is not fully removed, run DEL again: the pod"
-        in texts
+        "e-removed/net1: attachment fabric/e-removed/net1 is not fully removed, run DEL again: "
+        "the pod" in texts
     )
     assert not any(name in texts for name in spared)
     assert any("a-loop" in str(outcome) for outcome in outcomes)

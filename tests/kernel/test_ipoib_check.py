@@ -35,18 +35,18 @@ CHANGES: dict[str, tuple[Callable[[Node, str], object], str]] = {
     ),
     "mtu": (
         lambda node, pod: run(IP, "-n", pod, "link", "set", "net1", "mtu", "1200"),
-        'mtu of "net1" is 1200, but the ADD set 2044',
+        'mtu of "net1" is "1200", but the ADD set "2044"',
     ),
     "alias": (
         lambda node, pod: run(IP, "-n", pod, "link", "set", "net1", "alias", "mine"),
-        'alias of "net1" is mine',
+        'alias of "net1" is "mine"',
     ),
     "up": (
         lambda node, pod: run(IP, "-n", pod, "link", "set", "net1", "down"),
-        'administrative state of "net1" is down, but the ADD set up',
+        'administrative state of "net1" is "down", but the ADD set "up"',
     ),
     "reservation": (_without_reservation, "10.3.0.1 is not reserved"),
-    "journal": (lambda node, pod: node.journal_file("c1").unlink(), "the journal has no entry"),
+    "journal": (lambda node, pod: node.journal_file("c1").unlink(), "journal has no entry"),
 }
 
 
@@ -69,7 +69,7 @@ def test_port_that_flaps_is_found_down_and_found_up_again(node: Node, pods: list
     knob(1, "port").write_text("down")
     try:
         reply = _until(lambda: node.call("CHECK", "c1", pods[0], previous=result, **config), 1)
-        assert 'carrier of "net1" is down, but the ADD set up' in reply.text
+        assert 'carrier of "net1" is "down", but the ADD set "up"' in reply.text
     finally:
         knob(1, "port").write_text("up")
     _until(lambda: node.call("CHECK", "c1", pods[0], previous=result, **config), 0)

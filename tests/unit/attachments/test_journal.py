@@ -113,7 +113,7 @@ def test_flipped_bit_never_brings_the_first_entry_back(journal: Journal) -> None
 
 def test_entry_of_a_newer_version_is_an_error(journal: Journal) -> None:
     journal.write(msgspec.structs.replace(_entry(), version=2))
-    with pytest.raises(JournalDamaged, match="a newer podfabric wrote"):
+    with pytest.raises(JournalDamaged, match="of a newer podfabric has version"):
         journal.read(_entry().attachment)
 
 
@@ -121,7 +121,7 @@ def test_file_with_another_attachment_is_damaged(journal: Journal) -> None:
     journal.write(_entry("c2"))
     other = journal.path_of(_entry("c2").attachment)
     other.rename(journal.path_of(_entry("c1").attachment))
-    with pytest.raises(JournalDamaged, match="entry is for fabric/c2/net1"):
+    with pytest.raises(JournalDamaged, match="is for fabric/c2/net1, not for fabric/c1"):
         journal.read(_entry("c1").attachment)
 
 
