@@ -131,9 +131,9 @@ def _given_parents(
     if not names:
         listed = ", ".join(map(str, held))
         raise mismatch(
-            f'"master": "auto": no IPoIB interface of the host is on {listed}, which the pod was '
-            "given: check that the HCA's link layer is InfiniBand, and that the module ib_ipoib is "
-            "loaded"
+            '"master": "auto": no IPoIB interface of the host is on an HCA of the pod '
+            f"({listed}): check that the HCA's link layer is InfiniBand, and that the module "
+            "ib_ipoib is loaded"
         )
     return sorted(names, key=lambda name: name not in active)
 
@@ -194,11 +194,11 @@ def _require_possible(plan: ChildPlan) -> None:
     parent, port = plan.parent, plan.port
     if port is not None and not port.has_pkey(plan.pkey):
         table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys) or "empty"
-        what = '"pkey":' if plan.options.pkey else f'the P_Key of parent "{parent.name}",'
+        what = '"pkey":' if plan.options.pkey else f'parent "{parent.name}": P_Key'
         raise invalid_config(
             f"{what} {plan.pkey:#06x} is not in the P_Key table of {port.hca} port "
-            f"{port.number} ({table}): make the port a member in the subnet manager, or set "
-            '"pkey" to a P_Key of this table'
+            f"{port.number} ({table}): add the port to this partition in the subnet manager, or "
+            'set "pkey" to a P_Key of this table'
         )
     limit = CONNECTED_MTU if plan.mode == CONNECTED else parent.mtu
     if plan.mode == DATAGRAM and parent.mode == CONNECTED:

@@ -131,7 +131,7 @@ def test_hca_without_parent_is_named(server: Holding, monkeypatch: pytest.Monkey
     monkeypatch.setattr(links, "every", lambda route, kind="": [])
     refused = refusal(ipoib, server)
     assert refused.code == 120
-    assert f"no IPoIB interface of the host is on {A} (mlx5_0" in refused.message
+    assert f"interface of the host is on an HCA of the pod ({A} (mlx5_0" in refused.message
 
 
 def test_parent_of_either_port_is_on_the_hca(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
