@@ -169,6 +169,7 @@ def _read_stdin() -> bytes:
     while chunk := os.read(0, 65536):
         size += len(chunk)
         if size > requests.MAX_CONFIG_BYTES:
-            raise OSError(f"more than {requests.MAX_CONFIG_BYTES} bytes")
+            most = requests.MAX_CONFIG_BYTES
+            raise OSError(f"it has more than {most} bytes: shorten the configuration")
         chunks.append(chunk)
     return b"".join(chunks)

@@ -68,7 +68,7 @@ def decode(raw: bytes) -> object:
         )
     if raw.count(b"\\") > MAX_ESCAPES:
         raise invalid_config(
-            f"the configuration has more than {MAX_ESCAPES} backslashes: shorten the texts"
+            f"the configuration has more than {MAX_ESCAPES} backslashes: remove backslashes"
         )
     # A smaller configuration exceeds neither MAX_TEXT nor MAX_VALUES.
     if len(raw) > MAX_TEXT or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:

@@ -192,7 +192,7 @@ def parse_arguments(args: str) -> Arguments:
     if len(args) > MAX_ARGS:
         raise CNIError(
             Code.INVALID_ENVIRONMENT,
-            f"ARGS: {len(args)} characters, at most {MAX_ARGS} are allowed: shorten CNI_ARGS",
+            f"CNI_ARGS has {len(args)} characters, at most {MAX_ARGS} are allowed: shorten it",
         )
     pairs: dict[str, str] = {}
     unknown = []
