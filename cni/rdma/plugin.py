@@ -82,8 +82,9 @@ class Rdma:
     def _restore(self, record: DeviceRecord, namespace: NetworkNamespace) -> None:
         if not rdma_devices.restore(self._paths, record, (namespace,), rdma_devices.ARRIVAL):
             raise HostError(
-                f"the RDMA device of {record.device} is not on the host {rdma_devices.ARRIVAL:g} s "
-                "after the move: end the pod's processes that use the device, and see dmesg"
+                f"the RDMA device of {record.device} did not return to the host within "
+                f"{rdma_devices.ARRIVAL:g} s: end the pod's processes that use the device, and see "
+                "dmesg"
             )
 
     def _entry(self, request: Request) -> JournalEntry:

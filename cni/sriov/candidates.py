@@ -33,10 +33,9 @@ def candidates(paths: Paths, options: SriovOptions, match: Match) -> Iterator[st
         if not match.holdings.ids:
             raise no_device(without_kubelet(paths))
         raise mismatch(
-            f"pod {match.holdings.pod} was given {match.holdings.shown()}, but none of these "
-            f"devices is {'a PF' if options.pf_only else 'a VF or SF'} of this node: request "
-            f"{'PFs' if options.pf_only else 'VFs or SFs'} (resources.limits), or set "
-            '"master"'
+            f"pod {match.holdings.pod} was given {match.holdings.shown()}, and no "
+            f"{'PF' if options.pf_only else 'VF or SF'} of this node: have the pod request one "
+            '(resources.limits), or set "master"'
         )
     away: list[str] = []
     denied: list[Denied] = []

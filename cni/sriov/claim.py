@@ -154,7 +154,7 @@ class Claimer(NamedTuple):
                 raise CNIError(
                     Code.JOURNAL_DAMAGED,
                     f"device {address} may belong to an attachment with a damaged journal "
-                    "file: find the file in the agent's log, and run DEL for this attachment",
+                    "file: run DEL for that attachment (the agent's log names the file)",
                 )
             try:
                 with self.journal.locked(owner.attachment, timeout=0.0):

@@ -42,14 +42,16 @@ def rebind(
     link = await_link(host, plan.function.address, link, same_index=True)
     function = pci.find(paths, plan.function.address)
     if function is None:
-        raise HostError(f"device {plan.function.address} has gone while podfabric bound the driver")
+        raise HostError(
+            f"device {plan.function.address} disappeared when podfabric bound its driver"
+        )
     after = [pci.uverbs_of(paths, name) for name in function.rdma]
     if before != after:
         raise CNIError(
             Code.KERNEL,
-            f"a new GUID for {function.address} changed the pod's {_listed(before)} to "
-            f"{_listed(after)}: set the GUID on the host before the device plugin offers the "
-            "VF",
+            f"a new GUID changed the uverbs devices of the pod's VF {function.address} (before: "
+            f"{_listed(before)}, now: {_listed(after)}): set the GUID on the host before the "
+            "device plugin offers the VF",
         )
     devices = _devices_of(function.rdma) if record.rdma else ()
     moved = tuple(MovedRdmaDevice(device.index, device.name) for device in devices)

@@ -76,7 +76,7 @@ def interface_of(host: Rtnetlink, paths: Paths, function: Function) -> Link:
         )
     raise DeviceUnfit(
         f"device {function.address} (driver {function.driver}) has no interface on the host: "
-        "the interface is in another network namespace, or the driver creates none; try again",
+        "try again if another network namespace has the interface, or bind a network driver",
         Code.TRY_AGAIN,
     )
 

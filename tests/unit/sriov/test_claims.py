@@ -315,8 +315,8 @@ def test_damaged_journal_that_names_the_device_is_an_error(claims: Claims) -> No
         refusal = claims.refusal()
     assert refusal.code == 113
     assert refusal.message == (
-        f"device {VF0} may belong to an attachment with a damaged journal file: find the file in "
-        "the agent's log, and run DEL for this attachment"
+        f"device {VF0} may belong to an attachment with a damaged journal file: run DEL for that "
+        "attachment (the agent's log names the file)"
     )
     assert notes.text == (
         f"journal file {path} is damaged: its checksum is wrong; the file is for device {VF0}: run "

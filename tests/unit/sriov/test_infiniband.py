@@ -161,7 +161,7 @@ def test_uverbs_that_are_gone_after_the_binding_are_an_error(infiniband: Node) -
         (infiniband.paths.sys / "class/infiniband_verbs/uverbs1").unlink()
 
     infiniband.rebound = bound  # type: ignore[method-assign]
-    with pytest.raises(CNIError, match="the pod's uverbs1 to no uverbs"):
+    with pytest.raises(CNIError, match="before: uverbs1, now: no uverbs device"):
         _placed(infiniband, guid=GUID)
 
 

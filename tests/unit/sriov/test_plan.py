@@ -59,7 +59,7 @@ def test_interface_that_the_kernel_does_not_know_of_may_be_in_a_pod(ethernet: No
     del ethernet.links["enp175s6"]
     unfit = _unfit(ethernet)
     assert unfit.code == 11
-    assert f"device {VF0} (driver mlx5_core) has no interface on the host: the" in unfit.message
+    assert f"device {VF0} (driver mlx5_core) has no interface on the host: try" in unfit.message
 
 
 def test_interface_of_infiniband_that_is_away(infiniband: Node) -> None:  # B6
