@@ -41,7 +41,7 @@ def verify(paths: Paths, device: CharacterDevice) -> DeviceNode:
     node = look_up(host, f"/dev/infiniband/{device.name}", missing, other)
     if (node.major, node.minor) != (device.major, device.minor):
         raise HostError(
-            f"{host}: is {node.major}:{node.minor}, but {in_sysfs}: the file is older than "
-            "the loaded driver: is udev running?"
+            f"{host}: has device number {node.major}:{node.minor}, but {in_sysfs}, because the "
+            "file is older than the loaded driver: is udev running?"
         )
     return node

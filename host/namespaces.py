@@ -135,7 +135,7 @@ class NetworkNamespace:
             os.close(namespace.descriptor)
         if hidden:
             raise HostError(
-                f"cannot find a network namespace, because some processes cannot be examined: "
+                "cannot find the processes of a network namespace, because some are unreadable: "
                 f"{hidden}: run podfabric as root in the host's PID namespace"
             )
         return None

@@ -125,7 +125,7 @@ def move_in(
     # The address may differ: a VF that goes down in a move takes the address that its PF has set.
     moved = links.by_index(pod, seen.index) if seen is not None else None
     if moved is None or moved.alias != mark.alias:
-        raise LinkMissing(f'the pod has no interface "{name}" that podfabric moved')
+        raise LinkMissing(f'interface "{name}" has gone from the pod right after its move')
     return moved
 
 

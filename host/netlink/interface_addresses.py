@@ -276,7 +276,7 @@ def configure(
         changes.append(addition(link, link_local, if_possible=True))
     ready = links.by_index(pod, link.index, after=[*changes, link_changes.up(link)])
     if ready is None or ready.alias != link.alias:
-        raise LinkMissing(f'"{link.name}" has gone from the pod during the configuration')
+        raise LinkMissing(f'interface "{link.name}" has gone from the pod during its setup')
     return ready
 
 

@@ -50,8 +50,8 @@ def make_ipoib_child(
         raise HostError(
             f'the kernel made the IPoIB child of "{parent.name}" with P_Key '
             f"{child.pkey or 0:#06x}, mode {child.mode} and umcast {child.umcast}, but P_Key "
-            f"{pkey:#06x}, mode {mode} and umcast {umcast} were requested: does the parent "
-            "support them?"
+            f"{pkey:#06x}, mode {mode} and umcast {umcast} were requested: request values that "
+            f'"{parent.name}" supports'
         )
     return child
 

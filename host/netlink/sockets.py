@@ -152,7 +152,7 @@ class NetlinkSocket:
             parts = self._dumped()
             if parts is not None:
                 return [_decoded(message, part) for part in parts]
-        raise NetlinkError(errno.EAGAIN, f"the table changed during each of {DUMPS} attempts")
+        raise NetlinkError(errno.EAGAIN, f"the kernel's table changed during all {DUMPS} reads")
 
     def _dumped(self) -> list[bytes] | None:
         """The parts of a dump; `None` if the dump is inconsistent or incomplete."""

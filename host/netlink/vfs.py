@@ -96,7 +96,7 @@ def set_rate(route: Rtnetlink, pf: Link, index: int, minimum: int, maximum: int)
         # igb, ixgbe and i40e compare the rate with the link's speed, and refuse without a speed.
         remedy = f'"{pf.name}" has no carrier: check its cable and the switch'
         if not pf.up:
-            remedy = f'"{pf.name}" is down: ip link set {pf.name} up'
+            remedy = f'"{pf.name}" is down: run `ip link set {pf.name} up`'
         raise _failure(what, refused, f"{remedy} (drivers need the link's speed)", (errno.EINVAL,))
     remedy = "the PF's driver cannot set this rate"
     if minimum:

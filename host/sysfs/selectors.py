@@ -202,7 +202,7 @@ def _aux_type(text: str) -> str:
 def _pf_name(text: str) -> str:
     name, _ = ranges(text)
     if re.search(r"[][*?()^$|\\+{}\s/]", name):
-        raise ValueError("is not an interface name, and patterns are not supported: list each name")
+        raise ValueError("is not an interface name (patterns are not supported): list each name")
     return text
 
 

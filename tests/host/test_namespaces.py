@@ -122,7 +122,7 @@ def test_process_that_may_not_be_examined_is_told(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "readlink", refused)
-    with pytest.raises(HostError, match=r"cannot be examined: .*1/ns/net.*Permission denied"):
+    with pytest.raises(HostError, match=r"some are unreadable: .*1/ns/net.*Permission denied"):
         NetworkNamespace.find("cookie:0")
 
 

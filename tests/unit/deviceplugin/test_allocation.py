@@ -174,7 +174,7 @@ def _older(node: Path) -> None:
         (_missing, "No such file or directory"),
         (_directory, "not a character device"),
         (_file, "not a character device"),
-        (_older, "is 231:250, but sysfs has 231:192"),
+        (_older, "has device number 231:250, but sysfs has 231:192"),
     ],
 )
 def test_a_node_that_is_not_what_sysfs_says_is_not_given(

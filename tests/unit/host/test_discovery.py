@@ -423,7 +423,7 @@ def test_node_is_verified_by_its_numbers(tmp_path: Path) -> None:
         ("none", "No such file or directory"),
         ("directory", "is not a character device"),
         ("file", "is not a character device"),
-        ("other", "is 231:193, but sysfs has 231:192"),
+        ("other", "has device number 231:193, but sysfs has 231:192"),
         ("loop", "Too many levels of symbolic links"),
     ],
 )

@@ -127,7 +127,7 @@ def test_incomplete_dump_is_read_to_its_end_and_repeated(
 def test_dump_that_never_is_consistent_is_an_error(kernel: Kernel) -> None:
     for number in range(1, sockets.DUMPS + 1):
         kernel.answers(_link_message(ADDRESS, number, MULTI | INTERRUPTED), done(number))
-    with pytest.raises(NetlinkError, match="changed during each"):
+    with pytest.raises(NetlinkError, match="changed during all"):
         kernel.route.table(RTM_GETLINK, _question())
 
 

@@ -209,7 +209,7 @@ def test_of_several_selectors_each_says_why() -> None:
             {"auxTypes": ["eth"]},
             "f.auxTypes[0]: 'eth': sf is the only supported auxiliary type",
         ),
-        ({"pfNames": ["ens.*"]}, "f.pfNames[0]: 'ens.*': is not an interface name, and patterns"),
+        ({"pfNames": ["ens.*"]}, "f.pfNames[0]: 'ens.*': is not an interface name (patterns"),
         ({"ifNames": [""]}, "f.ifNames[0]: '': is empty, or begins or ends with a blank"),
         ({"isRdma": 1}, "f.isRdma: 1: expected bool, got int"),
         ([], "f: expected keys with values, got []"),

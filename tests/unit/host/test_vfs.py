@@ -144,7 +144,7 @@ def test_unsupported_setting_is_an_error_with_a_remedy(
 @pytest.mark.parametrize(
     ("flags", "remedy"),
     [
-        (0, '"ens1f0" is down: ip link set ens1f0 up'),
+        (0, '"ens1f0" is down: run `ip link set ens1f0 up`'),
         (IFF_UP, '"ens1f0" has no carrier: check its cable'),
         (IFF_UP | IFF_LOWER_UP | IFF_RUNNING, "the PF's driver cannot set this rate"),
     ],
