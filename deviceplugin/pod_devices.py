@@ -148,9 +148,9 @@ def require_current(paths: Paths, held: PodDevice, names: Iterable[str]) -> None
     if outdated is not None:
         other = ", ".join(f"{name} {major}:{minor}" for name, major, minor in sorted(now.values()))
         raise Stale(
-            f"the container got {_shown(outdated)}, but HCA {held.device.id} has {other} now, "
-            "because the driver was loaded again: delete the pod, so that a new pod gets the "
-            "right device"
+            f"the container got RDMA device {_shown(outdated)}, but HCA {held.device.id} has "
+            f"{other} now, because the driver was loaded again: delete the pod, so that a new pod "
+            "gets the right device"
         )
 
 

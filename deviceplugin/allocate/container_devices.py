@@ -171,8 +171,8 @@ def _validated(pool: Pool, ids: Sequence[str], healthy: Collection[str]) -> list
         if slot is not None and device_id not in healthy:
             raise Rejected(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"cannot allocate {device_id} of {resource}: {', '.join(slot.hcas)} is unhealthy: "
-                "run `podfabric doctor` for the reason",
+                f"cannot allocate {device_id} of {resource}: this id has no healthy HCA "
+                f"({', '.join(slot.hcas)}): run `podfabric doctor` for the reason",
             )
     return requested
 

@@ -37,8 +37,8 @@ def connection_manager(paths: Paths) -> DeviceNode:
     node = discovery.rdma_cm(paths)
     if node is None:
         raise HostError(
-            "the host has no /dev/infiniband/rdma_cm: load rdma_ucm, otherwise connections by "
-            "IP address fail"
+            "the host has no /dev/infiniband/rdma_cm, which RDMA connections by IP address "
+            "need: load the kernel module rdma_ucm"
         )
     return verify(paths, node)
 

@@ -51,7 +51,7 @@ class PodResourcesClient:
         with interrupts.waiting():
             if not self._lock.acquire(timeout=timeout):
                 raise KubeletUnreadable(
-                    f"{self._socket}: an earlier call still waits for the kubelet after "
+                    f"{self._socket}: the kubelet has not answered an earlier call for "
                     f"{timeout:g} s"
                 )
             try:

@@ -167,7 +167,8 @@ def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices
         in_checkpoint = from_checkpoint(paths) if uid else []
         if problems and not uid:
             raise KubeletUnreadable(
-                f"{checkpoint_path(paths)}: has only pod UIDs, but CNI_ARGS has no K8S_POD_UID"
+                f"{checkpoint_path(paths)}: identifies pods by UID, but CNI_ARGS has no "
+                "K8S_POD_UID"
             )
         if problems and not checkpoint_path(paths).exists():
             raise KubeletUnreadable(f"{checkpoint_path(paths)}: does not exist")
@@ -251,8 +252,8 @@ def _checkpoint(paths: Paths) -> _Data | None:
         return None
     except OSError as error:
         raise KubeletUnreadable(
-            f"{path}: cannot be read: {error.strerror}: run the program as root, on the host "
-            "or with the kubelet's directory mounted"
+            f"{path}: cannot be read: {error.strerror}: run podfabric as root, on the host "
+            "or in a container that mounts the kubelet's directory"
         ) from None
     except msgspec.MsgspecError as error:
         raise KubeletUnreadable(

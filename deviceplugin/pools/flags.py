@@ -74,8 +74,8 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]
     if gpu_flags:
         if others := sorted(set(flags).difference(_OF_GPUS)):
             raise ConfigError(
-                f"{gpu_flags[0]} and {_flag(others[0])}: are flags of two different plugins: "
-                "write the pools into a file, and use only -config FILE"
+                f"{gpu_flags[0]} and {_flag(others[0])}: cannot be used together: write the pools "
+                "into a file, and use only -config FILE"
             )
         return _shared_gpu(flags), rest
     pool_flags = [_flag(key) for key in _OF_POOL if key in flags]
@@ -92,7 +92,7 @@ def parse_command_line(arguments: Sequence[str]) -> tuple[CommandLine, list[str]
     for key in ("config", "prefix"):
         if key in flags:
             raise ConfigError(
-                f"{_flag(key)} and {pool_flags[0]}: both define the pools: keep one flag"
+                f"{_flag(key)} and {pool_flags[0]}: cannot be used together: keep one flag"
             )
     return CommandLine(pool=_pool(flags)), rest
 
@@ -128,8 +128,8 @@ def _pool(flags: dict[str, str]) -> PoolConfig:
     if "amount" in flags:
         if "master" in flags:
             raise ConfigError(
-                "-master and -resource-amount: are flags of two different plugins: keep "
-                "-master, or keep -resource-amount to give each pod all HCAs"
+                "-master and -resource-amount: cannot be used together: keep -resource-amount "
+                "to give each pod all HCAs, or -master to give each pod its own HCA"
             )
         resource = _resource(flags.get("name", "ib.plugin/infiniband"))
         amount = _number("-resource-amount", flags["amount"])

@@ -131,8 +131,8 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     lists = [form for form in _FORMS if form.key in parts]
     if prefix and not any(form.prefix for form in lists):
         raise DocumentError(
-            f"{name}: a resource prefix is for files with resourceList or configList: remove "
-            "-resource-prefix, and write the domain into the names of the pools"
+            f"{name}: -resource-prefix is for files with resourceList or configList: remove "
+            "the flag, and write the prefix into the names of the pools"
         )
     pools = tuple(pool for form in lists for pool in _each(parts, form, name, prefix))
     if not lists:
@@ -158,7 +158,7 @@ def _each(parts: dict[str, Any], form: "_Form", name: str, prefix: str) -> tuple
     if not isinstance(value, list):
         raise DocumentError(f"{where}: expected a list of pools, got {documents.shown(value)}")
     if not value and form.prefix:
-        remedy = "remove the key" if "pools" in parts else 'for none write "pools: []"'
+        remedy = "remove the key" if "pools" in parts else 'to offer nothing, write "pools: []"'
         raise DocumentError(f"{where}: no resources configuration found: {remedy}")
     domain = prefix or form.prefix
     return tuple(form.read(pool, f"{where}[{n}]", domain) for n, pool in enumerate(value))
@@ -180,7 +180,7 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
     for key, asks in asking.items():
         if asks and not values.get("rdma", True):
             raise DocumentError(
-                f"{where}.{key}: needs RDMA devices, but the pool has rdma: false: remove one "
+                f'{where}.{key}: needs RDMA devices, but the pool has "rdma: false": remove one '
                 "of the two keys"
             )
     return PoolConfig(
@@ -212,7 +212,7 @@ def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:
     if (chosen == Selector()) is not bool(names):
         if names:
             raise DocumentError(f"{where}: both selectors and devices are set: remove devices")
-        raise DocumentError(f"{where}: selectors is missing or empty: set a key such as ifNames")
+        raise DocumentError(f"{where}.selectors: is missing or empty: write a key such as ifNames")
     if names:
         chosen = selectors.parse({"devices": list(names)}, where, {"devices": "ifNames"})
     return PoolConfig(
@@ -273,8 +273,8 @@ def _prefixed(values: dict[str, Any], where: str, prefix: str, valid: re.Pattern
     if not valid.fullmatch(name):
         raise DocumentError(
             f"{where}.resourceName: {documents.shown(name)}: contains invalid characters: "
-            f"write a name that matches {valid.pattern}, and write the domain into "
-            "resourcePrefix"
+            f"write a name that matches {valid.pattern} (the domain belongs in "
+            "resourcePrefix)"
         )
     return _resource(f"{values.get('resourcePrefix') or prefix}/{name}", f"{where}.resourceName")
 

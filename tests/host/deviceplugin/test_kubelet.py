@@ -131,7 +131,7 @@ def test_without_a_uid_the_checkpoint_is_no_answer(
     others()
     kubelet.admit("pod", [wants()], uid="u-1")
     kubelet.stop()
-    with pytest.raises(KubeletUnreadable, match=r"does not exist.*; .*has only pod UIDs"):
+    with pytest.raises(KubeletUnreadable, match=r"does not exist.*; .*identifies pods by UID"):
         of_pod(paths, "pod", "")
 
 

@@ -117,7 +117,7 @@ def test_wait_for_a_pending_call_ends_with_the_callers_deadline(
         silent.listen()
         first = threads.submit(connection.list, PATIENCE)
         until(lambda: select.select([silent], [], [], 0)[0])
-        with pytest.raises(KubeletUnreadable, match="an earlier call still waits"):
+        with pytest.raises(KubeletUnreadable, match="has not answered an earlier call"):
             connection.list(0.2)
         silent.accept()[0].close()
         silent.close()

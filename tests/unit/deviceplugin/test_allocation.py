@@ -146,7 +146,7 @@ def test_without_a_connection_manager_it_is_said_and_verbs_are_given(changing: P
     granted = _allocated(changing, _pool(changing), FIRST)
     assert _names(granted) == ["uverbs0"]
     assert len(granted.notes) == 1
-    assert "load rdma_ucm" in granted.notes[0]
+    assert "load the kernel module rdma_ucm" in granted.notes[0]
 
 
 def _missing(node: Path) -> None:

@@ -100,11 +100,11 @@ def pool(text: str) -> bytes:
         ),
         (
             pool("name: rdma/b, rdma: false, nodes: [umad]"),
-            "f: pools[1].nodes: needs RDMA devices, but the pool has rdma: false: remove one",
+            'f: pools[1].nodes: needs RDMA devices, but the pool has "rdma: false": remove one',
         ),
         (
             pool("name: rdma/b, rdma: false, selectors: [{}, {isRdma: true}]"),
-            "f: pools[1].selectors.isRdma: needs RDMA devices, but the pool has rdma: false",
+            'f: pools[1].selectors.isRdma: needs RDMA devices, but the pool has "rdma: false"',
         ),
         (pool("name: rdma/b, rdma: 'no'"), "f: pools[1].rdma: 'no': expected bool, got str"),
         (
@@ -207,7 +207,7 @@ def test_cdi_can_be_told_for_every_pool() -> None:
 
 
 def test_a_prefix_is_for_files_that_have_none() -> None:
-    with pytest.raises(ConfigError, match=r"^f: a resource prefix is for files with"):
+    with pytest.raises(ConfigError, match=r"^f: -resource-prefix is for files with"):
         parse(b"pools: [{name: a/b}]", "f", prefix="intel.com")
 
 

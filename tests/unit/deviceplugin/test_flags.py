@@ -69,8 +69,8 @@ def test_flags_of_shared_gpu_are_a_pool_of_gpus(
         (["-gpu-duplication-factor=10001"], "expected a number from 1 to 10000"),
         (["-host-path=nvidia"], "-host-path, -container-path.host: 'nvidia'"),
         (["-plugin-directory="], "-plugin-directory: is empty"),
-        (["-host-path=/a", "-master=ib0"], "-host-path and -master: are flags of two different"),
-        (["-host-path=/a", "-config=/b"], "-host-path and -config: are flags of two different"),
+        (["-host-path=/a", "-master=ib0"], "-host-path and -master: cannot be used together"),
+        (["-host-path=/a", "-config=/b"], "-host-path and -config: cannot be used together"),
     ],
 )
 def test_flags_of_shared_gpu_are_checked(arguments: list[str], error: str) -> None:
@@ -139,10 +139,10 @@ def test_other_arguments_are_handed_back_in_their_order() -> None:
         (["-master", "a#1"], "-master: 'a#1': is not an interface name"),
         (
             ["-master", "a", "-resource-amount", "1"],
-            "-master and -resource-amount: are flags of two",
+            "-master and -resource-amount: cannot be used together",
         ),
-        (["--config", "/a", "-resource-name", "a/b"], "-config and -resource-name: both define"),
-        (["-resource-prefix", "a", "-master="], "-resource-prefix and -master: both define"),
+        (["--config", "/a", "-resource-name", "a/b"], "-config and -resource-name: cannot be used"),
+        (["-resource-prefix", "a", "-master="], "-resource-prefix and -master: cannot be used"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments: list[str], error: str) -> None:

@@ -129,11 +129,11 @@ def test_mellanox_validation_ok(entry: dict[str, object], selector: Selector, am
         ),
         (
             {"configList": [mellanox(selectors=None)]},
-            "f: configList[0]: selectors is missing or empty: set a key",
+            "f: configList[0].selectors: is missing or empty: write a key",
         ),
         (
             {"configList": [mellanox(selectors={"vendors": []})]},
-            "f: configList[0]: selectors is missing or empty: set a key",
+            "f: configList[0].selectors: is missing or empty: write a key",
         ),
         (
             {"configList": [mellanox()], "periodicUpdateInterval": -10},
