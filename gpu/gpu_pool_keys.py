@@ -116,7 +116,9 @@ def _of_replicas(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in ("name", "replicas"):
         if key not in values:
             example = '"example.com/shared-gpu"' if key == "name" else "8"
-            raise DocumentError(f"{where}.{key}: is required in mode replicas, such as {example}")
+            raise DocumentError(
+                f"{where}.{key}: is required in mode replicas: write a value such as {example}"
+            )
     return {"resource": _resource(values["name"], f"{where}.name"), "replicas": values["replicas"]}
 
 
@@ -192,8 +194,8 @@ def amount(value: object, where: str, least: int = 0) -> int:
         ids = (80 << 30) // max(size, 1)
         raise DocumentError(
             f"{where}: {documents.shown(value)}: a GPU of 80 GiB would have {ids} ids, but a "
-            f"kubelet accepts {extended_resources.MOST_IDS} for all GPUs of a node: write 256Mi or "
-            "more"
+            f"kubelet accepts at most {extended_resources.MOST_IDS} ids for all GPUs of a node: "
+            "write 256Mi or more"
         )
     if size > 1 << 50:
         raise DocumentError(

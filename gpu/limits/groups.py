@@ -209,8 +209,8 @@ class Groups:
         alive = [process.host_pid for process in opened.processes().values() if process.alive]
         if alive:
             raise GroupError(
-                f"group {group}: processes {alive} use files that are damaged or for another "
-                "GPU: end these processes first"
+                f"group {group}: its files are damaged or for another GPU, but processes {alive} "
+                "use them: end these processes first"
             )
         return False
 

@@ -78,8 +78,8 @@ class LimitsFile:
             self._descriptor = os.open(path, flags)
         except BlockingIOError:
             raise LimitsLeased(
-                f"{path}: a process of the container holds a lease of this file: try again, "
-                "because the lease ends soon"
+                f"{path}: a process of the container holds a lease (F_SETLEASE) of this file: "
+                "try again, because the lease ends soon"
             ) from None
         except OSError as error:
             raise LimitsInvalid(f"{path}: {error.strerror}") from None
@@ -245,10 +245,10 @@ def check_limit(group: str, limit: Limit) -> None:
     if limit.memory_bytes <= CONTEXT_RESERVE:
         raise GroupError(
             f"group {group}: {limit.uuid}: {limit.memory_bytes} bytes of memory are too few for a "
-            f"CUDA context: set more than {CONTEXT_RESERVE}"
+            f"CUDA context: set more than {CONTEXT_RESERVE} bytes"
         )
     if not 0 < limit.compute_share <= 1:
         raise GroupError(
-            f"group {group}: {limit.uuid}: share {limit.compute_share:g}: must be above 0 "
-            "and at most 1"
+            f"group {group}: {limit.uuid}: the compute share {limit.compute_share:g} must be "
+            "above 0 and at most 1"
         )

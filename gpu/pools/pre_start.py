@@ -52,14 +52,14 @@ class Starter:
             resources = sorted({resource for resource, _ in held})
             if pool.config.mode == "slices" and len(resources) > 1:
                 raise _refusal(
-                    f"{rows[0].container} requests {' and '.join(resources)}, but a container can "
-                    "have slices of one shape only: request one of these resources"
+                    f"container {rows[0].container} requests {' and '.join(resources)}, but a "
+                    "container can have slices of one shape only: request one of these resources"
                 )
             first = min((key for key in held if _gpu(held[key]).memory_bytes), default=None)
             if first is None:
                 raise _refusal(
-                    f"{rows[0].container} requests time of a GPU ({resource}) without memory: "
-                    f"request {pool.config.memory_resource} too"
+                    f"container {rows[0].container} requests GPU time ({resource}) but no GPU "
+                    f"memory: request {pool.config.memory_resource} too"
                 )
             self._write(pool, self._choose(pool, held, first, rows), held, first, rows)
 
@@ -144,7 +144,7 @@ class Starter:
             return pool.gpus[own]
         name = pool.gpus[own].node.name if own in pool.gpus else own or "no GPU"
         raise _refusal(
-            f"the container's memory is on {name}, but no GPU has {request} free: "
+            f"the container's memory is on {name}, which does not have {request} free: "
             f"{pool.shown(free)}: delete the pod, so that a new pod gets another GPU"
         )
 

@@ -148,8 +148,8 @@ class ShareService(ServedPool):
             raise refusal(
                 self.name,
                 f"{count} ids",
-                f"no GPU has {_amount(request)} free: {self.pool.shown(free)}: all shares of a "
-                "container must be on one GPU, and containers that are starting keep theirs",
+                f"no GPU has {_amount(request)} free: {self.pool.shown(free)}: one GPU must have "
+                "all shares of a container, and shares of starting containers are not free",
             )
         if only_time:
             return None

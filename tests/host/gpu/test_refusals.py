@@ -108,7 +108,7 @@ def test_the_next_agent_has_the_limits_of_a_tenant_that_renews_its_lease(node: G
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"has it\n"
-            with pytest.raises(GroupError, match="holds a lease of this file"):
+            with pytest.raises(GroupError, match=r"holds a lease .F_SETLEASE. of this file"):
                 node.groups.make("a", Limit(A, 1 << 30, 0.1))
 
             def changes() -> bool:

@@ -111,7 +111,10 @@ def test_every_key_is_in_the_document() -> None:
             "[{shapes: [{name: a/b, memory: 1GB, compute: 1}]}]",
             "expected a number of bytes, such as",
         ),
-        ("[{mode: units, unit: 1Mi}]", "would have 81920 ids, but a kubelet accepts 52428"),
+        (
+            "[{mode: units, unit: 1Mi}]",
+            "would have 81920 ids, but a kubelet accepts at most 52428 ids",
+        ),
         ("[{mode: units, name: a/b}]", "is for mode replicas, but this pool has mode units"),
         (
             "[{driverMount: {}, shapes: [{name: a/b, memory: 1Gi, compute: 1}]}]",

@@ -170,7 +170,7 @@ def test_ids_of_two_gpus_are_memory_of_one(node: GpuNode, kubelet: Kubelet) -> N
 
 def test_time_alone_is_refused(node: GpuNode, kubelet: Kubelet) -> None:
     with pytest.raises(
-        NotStarted, match=r"requests time of a GPU .alnair/vgpu-compute. without memory"
+        NotStarted, match=r"requests GPU time .alnair/vgpu-compute. but no GPU memory"
     ):
         kubelet.admit("trainer", [container(compute=50)])
 
