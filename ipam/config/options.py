@@ -187,8 +187,8 @@ def require_few(*counts: tuple[str, int]) -> None:
     if total > MOST_ADDRESSES:
         key = max(counts, key=lambda count: count[1])[0]
         raise invalid_config(
-            f'"{key}": the configuration has {total} addresses for one attachment, at most '
-            f"{MOST_ADDRESSES} are allowed: remove {total - MOST_ADDRESSES} addresses"
+            f'"{key}": the configuration has {total} addresses for one attachment, but at most '
+            f"{MOST_ADDRESSES} are allowed: remove {total - MOST_ADDRESSES} of them"
         )
 
 
