@@ -71,9 +71,9 @@ def paths() -> "Paths":
     except locks.Busy:
         raise CNIError(
             Code.AGENT_OWNS,
-            f"podfabric's agent uses {node.state} and holds {node.agent_lock}, so this plugin "
-            "did nothing: run `podfabric install`, which installs the launcher, or stop the "
-            "agent",
+            f"podfabric's agent holds {node.agent_lock} and alone changes {node.state}, so this "
+            "plugin did nothing: run `podfabric install`, which installs a launcher that calls "
+            "the agent, or stop the agent",
         ) from None
     except OSError as error:
         raise CNIError(

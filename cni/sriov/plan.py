@@ -235,6 +235,6 @@ def require_isolation() -> None:
     if mode != "exclusive":
         raise DeviceUnfit(
             f'"rdmaIsolation": RDMA devices of this node are in {mode} mode: run `rdma system set '
-            "netns exclusive` before any pod runs, or set `options ib_core netns_mode=0` in "
-            '/etc/modprobe.d and reboot, or remove "rdmaIsolation" and plugin "rdma"'
+            "netns exclusive` before any pod runs, or write `options ib_core netns_mode=0` to a "
+            'file in /etc/modprobe.d and reboot, or remove "rdmaIsolation" and plugin "rdma"'
         )

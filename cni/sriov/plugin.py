@@ -130,7 +130,7 @@ class Sriov(InterfacePlugin):
             return
         if pci.place_of_vf(self.paths, record.device) != (record.pf, record.before.index):
             raise CNIError(
-                Code.TRY_AGAIN, f"the VFs of {record.pf} have just been created again: try again"
+                Code.TRY_AGAIN, f"the VFs of PF {record.pf} changed during this call: try again"
             )
         with vf_settings.pf_of(self.paths, host, record.pf) as pf:
             vf_settings.apply(host, pf, record.before, record.applied)

@@ -45,7 +45,7 @@ def _await(moved: MovedRdmaDevice, namespace: NetworkNamespace) -> None:
     with rdma.rdma(namespace) as pod:
         if not wait_until(lambda: rdma.by_index(pod, moved.index), ARRIVAL, 0.005, 0.01):
             raise HostError(
-                f"RDMA device {moved.name} is not in the pod {ARRIVAL:g} s after the move: see "
+                f"RDMA device {moved.name} did not arrive in the pod within {ARRIVAL:g} s: see "
                 "dmesg"
             )
 

@@ -64,7 +64,7 @@ def completed(
     for key in ("link_state", *ETHERNET):
         if key in fixed and not function.is_vf:
             raise DeviceUnfit(
-                f'"{key}": a rule for this namespace sets this option for VFs, but device '
+                f'"{key}": a FabricPolicy rule for this namespace sets this option, but device '
                 f"{function.address} is not a VF: use a VF, or ask the administrator"
             )
     wanted = options.read(request.with_keys(fixed))

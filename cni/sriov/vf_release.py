@@ -137,7 +137,7 @@ class _Restoration(NamedTuple):
         awaited = f'"{ifname}"' if function.driver == self.record.driver else ""
         self._await_or_bind(awaited, "interface")
         if not netdev_move.restore(host, None, ifname, origin, mark):
-            raise HostError(f"device {device} has no interface, although its driver is bound")
+            raise HostError(f"device {device} has a driver but no interface: see dmesg")
 
     def _await_or_bind(self, awaited: str, missing: str) -> None:
         """Bind the driver again. Raises HostError while the kernel can move `awaited` back."""

@@ -66,8 +66,8 @@ def _of_pf(paths: Paths, pf: str, find: Callable[[str], T | None]) -> Iterator[T
         found = find(name) if name else None
         if found is None:
             raise LinkMissing(
-                f"the PF {pf} has no interface on the host: bind the driver of the PF, and "
-                "move the interface to the host's network namespace"
+                f"PF {pf} has no interface on the host: bind the PF to its driver, or move the "
+                "interface from another network namespace to the host"
             )
         yield found
 

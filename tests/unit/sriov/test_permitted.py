@@ -144,7 +144,7 @@ def test_a_rule_puts_the_vlan_into_an_ethernet_vf_and_the_pkey_into_none(etherne
 def test_device_that_cannot_have_a_fixed_value_says_that_a_rule_puts_it_in(ethernet: Node) -> None:
     ethernet.with_a_scalable_function()
     rule = {"use": ANY | {"vlans": [0]}, "fixed": {"max_tx_rate": 100, "mtu": 1500}}
-    with pytest.raises(CNIError, match=r"a rule .* for VFs, but device mlx5_core"):
+    with pytest.raises(CNIError, match=r"a FabricPolicy rule .* option, but device mlx5_core"):
         claim(ethernet, rule, deviceID=SF)
     assert claim(ethernet, rule | {"fixed": {"mtu": 1400}}, deviceID=SF).record.mtu == 1400
 
