@@ -244,10 +244,10 @@ class Delegation:
                 # That plugin may keep cluster-wide reservations, which this node cannot read.
                 raise CNIError(
                     Code.DELEGATE,
-                    f'"ipam.type": "{ipam_type}": the agent runs plugins from '
-                    f"{self._directory}, but the plugin is {elsewhere}: set PODFABRIC_CNI_BIN "
-                    f"of the agent to {directory}, or delete {elsewhere}, so that podfabric "
-                    "serves this type",
+                    f'"ipam.type": "{ipam_type}" names {elsewhere}, but the agent runs '
+                    f"plugins only from {self._directory}: set PODFABRIC_CNI_BIN of the agent to "
+                    f"{directory} to run this plugin, or delete {elsewhere} to let podfabric "
+                    "serve this type",
                 )
         return True
 

@@ -241,7 +241,7 @@ class IpamExecutable:
         """No address is probed, because the caller configures the interface."""
         if self._addresses.probes_all(request):
             raise invalid_config(
-                '"ipam.probe": only "ipoib" and "sriov" can probe addresses: remove this key'
+                '"ipam.probe": only the plugins "ipoib" and "sriov" probe addresses: remove the key'
             )
         allowance = self._addresses.allowance(request)
         with self._locked(request):

@@ -56,8 +56,8 @@ def of(part: object, name: str) -> AddressSettings:
     settings = AddressSettings(**documents.fields(part, shapes, f"{name}: {PART}"))
     if settings.nv_ipam and settings.scope != "cluster":
         raise DocumentError(
-            f'{name}: {PART}.nv_ipam needs "{PART}.scope: cluster": agents read pools from the API '
-            "server"
+            f"{name}: {PART}.nv_ipam needs {PART}.scope cluster, because agents read pools from "
+            f"the API server: set {PART}.scope to cluster"
         )
     return settings
 
@@ -72,8 +72,7 @@ def settings(path: Path) -> AddressSettings:
     except (DocumentError, OSError) as error:
         raise CNIError(
             Code.IO_FAILURE,
-            f"{error}: nothing was done, because this file sets the scope of addresses: "
-            "correct the file",
+            f"cannot read the scope of addresses ({error}): nothing was done; correct {path}",
         ) from None
 
 

@@ -198,8 +198,8 @@ def _check_names(ipam: IpamKeys) -> None:
         raise invalid_config(f'"ipam.type" is "{ipam.type}": set "{served}"')
     if ipam.network_name and not _NETWORK_NAME.fullmatch(ipam.network_name):
         raise invalid_config(
-            f'"ipam.network_name" is "{ipam.network_name}": use letters, digits, "-", "_" and '
-            '"." and begin with a letter or digit'
+            f'"ipam.network_name" is "{ipam.network_name}": use only letters, digits, "-", "_" '
+            'and ".", and begin with a letter or digit'
         )
     if ipam.dns and ipam.resolvConf:
         raise invalid_config(
@@ -254,7 +254,7 @@ def _check_gateway(gateway: int | None, sets: tuple[RangeSet, ...]) -> None:
         return
     raise invalid_config(
         f'"ipam.gateway" is an IPv{family(gateway)} address, but no range has IPv{family(gateway)} '
-        "addresses: write a gateway of the family of the ranges, or remove the key"
+        "addresses: write a gateway of the same family as the ranges, or remove the key"
     )
 
 
@@ -292,7 +292,7 @@ def _static(written: Section, path: str, reader: RangeReader) -> RangeSet:
         )
     if gateway == address:
         raise invalid_config(
-            f'"{path}.gateway" is also the address of the interface: write another address'
+            f'"{path}.gateway" and "{path}.address" are the same address: correct one of them'
         )
     return fixed_set(address, network, domain=reader.domain(network), gateway=gateway, where=path)
 

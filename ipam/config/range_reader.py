@@ -71,7 +71,9 @@ class RangeReader:
             where = f"{path}[{index}]"
             read.append(self.read(section(written, RangeOptions, where), where))
         if len({range_.family for range_ in read}) > 1:
-            raise invalid_config(f'"{path}" mixes IPv4 and IPv6: make a set for each family')
+            raise invalid_config(
+                f'"{path}" mixes IPv4 and IPv6 ranges: write a range set for each family'
+            )
         return RangeSet(tuple(read))
 
     def read(self, options: RangeOptions, path: str) -> Range:
@@ -129,8 +131,8 @@ class RangeReader:
             gateway = address_at(options.gateway, key)
             if gateway is not None and family(gateway) != family(network.address):
                 raise invalid_config(
-                    f'"{key}" is IPv{family(gateway)}, but the range {network} is not: write '
-                    "a gateway of the same family"
+                    f'"{key}" is an IPv{family(gateway)} address, but the range {network} is not '
+                    f"IPv{family(gateway)}: write a gateway of the same family as the range"
                 )
             return gateway
         if self.gateway is not None and family(self.gateway) == family(network.address):

@@ -136,7 +136,8 @@ def _range_of(
         )
     listed = ", ".join(str(range_) for range_set in options.sets for range_ in range_set.ranges)
     raise invalid_config(
-        f'"{request.where}": {text(address)} is in no range of the network: request one of {listed}'
+        f'"{request.where}": {text(address)} is in no range of the network: request an address in '
+        f"{listed}"
     )
 
 

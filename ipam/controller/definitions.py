@@ -193,6 +193,6 @@ class PoolMaker:
 def _not_of(name: str, there: PoolSpec, asked: PoolSpec) -> str:
     """Two ranges may have the same pool name: "fd00:1::/64", and "1::/64" in the network "fd00"."""
     return (
-        f"AddressPool {name} has the range {there.range}, but the network has {asked.range}: "
-        'use another "network_name"'
+        f"AddressPool {name} has the range {there.range}, but the network has the range "
+        f'{asked.range}: give the network another "network_name"'
     )

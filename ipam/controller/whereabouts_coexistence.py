@@ -225,9 +225,9 @@ class Sharing:
             if cut := slicing(pool, slices):
                 raise Unshareable(
                     f"NodeSlicePool {cut} splits {pool.spec.range} among nodes of "
-                    "whereabouts: set ipam.whereabouts to Read and move all these nodes to "
-                    "podfabric at once, or delete the NodeSlicePool once no node uses this "
-                    "range"
+                    "whereabouts: set ipam.whereabouts of the chart to Read and move all these "
+                    "nodes to podfabric at the same time, or delete the NodeSlicePool when no "
+                    "node uses this range"
                 )
         names = _network_names(pools)
         for attempt in range(_ATTEMPTS):
@@ -250,7 +250,9 @@ class Sharing:
                     name: _share(pool, given, index, tuple(common([_whole(pool)], offered)))
                     for name, pool in group.items()
                 }
-        raise Conflict("could not patch the IPPools, because whereabouts changed them at each try")
+        raise Conflict(
+            "could not patch the IPPools, because whereabouts changed the IPPools before each patch"
+        )
 
     def _complete(self, group: Mapping[str, AddressPool]) -> Sequence[IPPool]:
         """All IPPools. Makes the missing IPPools of the group, before whereabouts makes them."""
@@ -260,7 +262,7 @@ class Sharing:
             raise Unshareable(
                 f"IPPools are in the namespaces {' and '.join(sorted(namespaces))}, but "
                 "whereabouts uses only the namespace of its kubeconfig: delete the IPPools in "
-                "all other namespaces, once no pod uses these IPPools"
+                "all other namespaces, when no pod uses these IPPools"
             )
         (namespace,) = namespaces
         for pool in group.values():

@@ -35,8 +35,8 @@ def none_left(
     if not any(list(outside(part, kept_out(pool))) for part in want.range.parts):
         raise CNIError(
             Code.NO_FREE_ADDRESS,
-            f"{want.range} and AddressPool {pool.metadata.name} together exclude every "
-            "address: nothing was reserved; exclude fewer addresses, or widen the range",
+            f"the network and AddressPool {pool.metadata.name} together exclude every address of "
+            f"{want.range}: nothing was reserved; exclude fewer addresses, or widen the range",
         )
     used, capacity = pool.status.addresses.used, pool.status.addresses.capacity
     size = "1 address" if blocks.block_size == 1 else f"{blocks.block_size} addresses"

@@ -94,9 +94,9 @@ def of_agent(claims: Claims | None) -> Claims:
     """Raises LeasesNothing if this process is not the agent."""
     if claims is None:
         raise LeasesNothing(
-            "only podfabric's agent reserves cluster-wide addresses: nothing was reserved; "
-            "run `podfabric install`, and check that the agent of this node runs; or set "
-            '"ipam.scope" to "node" for addresses that are unique on one node'
+            "only an agent with ipam.scope cluster in config.yaml reserves cluster-wide addresses: "
+            "nothing was reserved; run `podfabric install` if this node has no agent, set this "
+            'scope if the agent has another, or set "ipam.scope" of the network to "node"'
         )
     return claims
 

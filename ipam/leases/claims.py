@@ -71,7 +71,7 @@ class Claimant:
             if pool.spec.range != str(want.pool[1]):
                 raise Unusable(
                     f"AddressPool {pool.metadata.name} has the range {pool.spec.range}, but the "
-                    f'network has {want.pool[1]}: give the network another "network_name"'
+                    f'network has the range {want.pool[1]}: give the network another "network_name"'
                 )
             mine = self._store.serve(pool.status.space, want.range.domain)
             if mine is None:
@@ -194,8 +194,8 @@ class Claimant:
             self._give_up(stored)
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"another node reserves an address of {want.range} for the same pod: "
-                "nothing was reserved; the runtime tries again",
+                f"another node is reserving an address of {want.range} for the same pod: "
+                "this node reserved nothing; the runtime tries again",
             )
         row = row_of(stored, fresh, want.range.domain, self.holder.boot, at)
         self._store.put(replace(row, max_offline=min(max_offline(pool), row.max_offline)))
@@ -245,9 +245,9 @@ class Claimant:
         if most and count >= most:
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
-                f"this node has all {most} blocks of AddressPool {pool.metadata.name} that "
-                "spec.maxBlocksPerNode allows, and pods use all addresses of these blocks: "
-                "nothing was reserved; delete pods, or raise spec.maxBlocksPerNode",
+                f"this node leases as many blocks of AddressPool {pool.metadata.name} as "
+                f"spec.maxBlocksPerNode allows ({most}), and pods use all addresses of these "
+                "blocks: nothing was reserved; delete pods, or raise spec.maxBlocksPerNode",
             )
 
 

@@ -26,13 +26,15 @@ def identified(api: ClusterApi, store: BlockStore, name: str, boot: str) -> Hold
     try:
         node = api.get(Node, name)
     except NotFound:
-        raise Unusable(f"there is no Node object {name}: see that the kubelet runs") from None
+        raise Unusable(f"there is no Node object {name}: restart this node's kubelet") from None
     ids = node.machine
     machine = f"{ids.machine_id} {ids.system_uuid} {node.name}"
     known = store.instance()
     if known and known.machine != machine and not (ids.machine_id or ids.system_uuid):
         # A new Node object: the kubelet has not written its status yet.
-        raise Unusable(f"Node object {node.name} has no machine id yet: see that the kubelet runs")
+        raise Unusable(
+            f"Node object {name} has no machine id yet: see that this node's kubelet runs"
+        )
     return Holder(
         instance=store.identify(machine).id,
         node=node.name,

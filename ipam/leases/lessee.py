@@ -207,8 +207,8 @@ class Lessee(StepThread):
                     return  # the ADD looks again
             if self._clock() < self._quiet_until:
                 raise Unusable(
-                    "the API server lost blocks of this node (perhaps etcd was restored): "
-                    "this node leases no block for two minutes"
+                    "the API server lost AddressBlocks of this node (perhaps etcd was restored), "
+                    "so this node leases no block for two minutes"
                 )
             assert self._claimant is not None
             block = self._claimant.claim(want, is_over)

@@ -46,7 +46,7 @@ def require_usable(pool: AddressPool) -> Geometry:
             "controller runs (kubectl -n podfabric get deploy)"
         )
     if ready.status != "True":
-        raise NotReadyYet(f"AddressPool {name} is not ready: {ready.reason}: {ready.message}")
+        raise NotReadyYet(f"AddressPool {name} is not ready ({ready.reason}): {ready.message}")
     max_offline(pool)
     return blocks
 
@@ -126,8 +126,8 @@ class Pools:
             self._known.pop(name, None)
             self._missing = name
             raise NotReadyYet(
-                f"AddressPool {name} does not exist yet: see that podfabric's controller "
-                "runs, which makes the pool (kubectl -n podfabric get deploy)"
+                f"AddressPool {name} does not exist yet: podfabric's controller makes the pool, "
+                "so see that the controller runs (kubectl -n podfabric get deploy)"
             ) from None
         return self._with_newest_map(found)
 

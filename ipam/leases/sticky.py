@@ -201,8 +201,8 @@ class StickyClaims:
                 return None
             if row.state == "lost":
                 raise Unusable(
-                    f"pods still hold addresses of AddressBlock {row.name} from an earlier lease: "
-                    "delete these pods"
+                    f"pods on this node still hold addresses of AddressBlock {row.name} from an "
+                    "earlier lease: delete these pods (`podfabric ipam list` has their names)"
                 )
             if row.state == "unconfirmed" and row.boot == self._holder.boot:
                 raise Unusable(
@@ -214,14 +214,14 @@ class StickyClaims:
             excluded = (*want.range.excluded, *kept_out(pool))
             is_hop = not is_within(address, excluded)
             why = (
-                "the definition names it as a gateway or next hop"
+                "the definition has this address as a gateway or next hop"
                 if is_hop
-                else f"{want.range} or AddressPool {pool.metadata.name} excludes it"
+                else f"the network or AddressPool {pool.metadata.name} excludes this address"
             )
             raise CNIError(
                 Code.NO_FREE_ADDRESS,
-                f"{want.range.where}: {text(address)} is reserved for the pod, but {why}: nothing "
-                f"was reserved; delete AddressReservation {found.spec.sticky.reservation}, or "
+                f"{want.range.where}: {text(address)} is reserved for the pod, but {why}: the pod "
+                f"got no address; delete AddressReservation {found.spec.sticky.reservation}, or "
                 f"change the {'definition' if is_hop else 'exclusion'}",
             )
         stored, row = self._taken_over(found, pool, want)
@@ -234,7 +234,7 @@ class StickyClaims:
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{sticky.address} is reserved for pod {sticky.pod}, but another machine on "
-                "the link uses this address: nothing was reserved; the runtime tries again; "
+                "the link uses this address: the pod got no address, and the runtime tries again; "
                 "find and stop that machine",
             )
         held = self._store.holders(row.name).values()
@@ -242,9 +242,9 @@ class StickyClaims:
         if holder is not None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"{sticky.address} is reserved for pod {sticky.pod}, but a former sandbox of "
-                "the pod still has this address: no address was taken; the runtime deletes "
-                "that sandbox and tries again",
+                f"{sticky.address} is reserved for pod {sticky.pod}, but an earlier sandbox of "
+                "the pod still has this address: the new sandbox got no address; the runtime "
+                "deletes the earlier sandbox and tries again",
             )
 
     def _taken_over(
@@ -257,16 +257,17 @@ class StickyClaims:
             raise CNIError(
                 Code.TRY_AGAIN,
                 f"{address} is reserved for pod {spec.sticky.pod}, but node {node} still "
-                f"has it (AddressBlock {found.metadata.name}): no address was taken; the runtime "
-                f"tries again. The address becomes free when the pod on node {node} is deleted, or "
-                f"when node {node} is proved dead. If the machine of node {node} is off, run "
-                f"`podfabric ipam reclaim --node {node} --powered-off`",
+                f"has this address (AddressBlock {found.metadata.name}): the pod got no address; "
+                "the runtime tries again. The address becomes free when the earlier pod on node "
+                f"{node} is deleted, or when node {node} is known to be dead. If the machine of "
+                f"node {node} is off, run `podfabric ipam reclaim --node {node} --powered-off`",
             )
         taken = taken_over(self._api, self._clock, self._holder, found, pool)
         if taken is None:
             raise CNIError(
                 Code.TRY_AGAIN,
-                f"another node takes over {address}: no address was taken; the runtime tries again",
+                f"another node is taking over {address}: the pod got no address; the runtime tries "
+                "again",
             )
         stored, at = taken
         return stored, row_of(stored, pool, want.range.domain, self._holder.boot, at)

@@ -81,7 +81,9 @@ def reservations(source: Path, boot: str) -> list[Reservation]:
         return [_read(each, boot) for pool in pools for each in (pool.entries or {}).values()]
     except (msgspec.MsgspecError, ValueError, KeyError) as error:
         raise CNIError(
-            Code.DECODING_FAILURE, f"cannot import {source}: {error}: nothing was done"
+            Code.DECODING_FAILURE,
+            f"cannot import {source} ({error}): nothing was done; drain this node and delete "
+            "the file",
         ) from None
 
 
@@ -198,7 +200,10 @@ class FollowedPools(StepThread):
             return
         state = self._daemon_store.parent.parent
         if not state.is_dir():
-            raise CNIError(Code.IO_FAILURE, f"{state} is missing: mount this directory of the node")
+            raise CNIError(
+                Code.IO_FAILURE,
+                f"{state} is missing: mount this directory of the node into the agent's pod",
+            )
         own = SqliteStore(self._files, self._boot)
         found = list[Reservation]()
         with suppress(FileNotFoundError):

@@ -276,7 +276,7 @@ class NvPools:
                 if older[1].spec != made.spec:
                     raise invalid_config(
                         f"{older[0].key} has the same range, but another block size: write "
-                        "the same block size"
+                        "the same block size in both pools"
                     )
                 self.kept_out[name] = _excluded(node_pool(pool)) if older[0] is pool else ()
             except CNIError as error:

@@ -75,7 +75,7 @@ def read_options(network: NetworkConfig, arguments: Arguments) -> NvIpamOptions:
     }
     named = [key for key, is_used in used.items() if is_used]
     if len(named) > 1:
-        raise invalid_config(f'"{named[0]}" and "{named[1]}" exclude each other: remove one')
+        raise invalid_config(f'"{named[0]}" and "{named[1]}" cannot be used together: remove one')
     return NvIpamOptions(
         pools=_pools(names, wishes, network.network),
         requested=requested,
@@ -112,10 +112,10 @@ def _pools(ipam: _PoolNames, wishes: _PodWishes, network: str) -> tuple[str, ...
     keys = tuple(f"{kind.lower()}/{name}" for name in stripped)
     if len(keys) > MOST_ADDRESSES:
         raise invalid_config(
-            f'"{where}": one attachment has at most {MOST_ADDRESSES} addresses: remove some pools'
+            f'"{where}": one attachment may use at most {MOST_ADDRESSES} pools: remove some pools'
         )
     if len(set(keys)) < len(keys):
-        raise invalid_config(f'"{where}" names a pool twice: name each once')
+        raise invalid_config(f'"{where}" names a pool twice: name each pool once')
     return keys
 
 
@@ -237,8 +237,8 @@ def translate(
     if known is None or why:
         raise CNIError(
             Code.TRY_AGAIN,
-            f'{why}: nothing was reserved; check that "ipam.nv_ipam" is true in config.yaml '
-            "(ipam.nv_ipam of the chart), and read the agent's log",
+            f"nv-ipam's pools cannot be used yet ({why}): nothing was reserved; read the agent's "
+            'log, and check that "ipam.nv_ipam" is true in config.yaml, or in the chart\'s values',
         )
     asked = read_options(config, arguments)
     pools = [_pool(key, known) for key in asked.pools]
@@ -247,8 +247,8 @@ def translate(
     for where, address in asked.requested:
         if address not in given:
             raise invalid_config(
-                f'"{where}": {text(address)} is in no pool of the network, or is the second '
-                "address of one pool: request one address of each pool"
+                f'"{where}": {text(address)} is in no pool of the network, or a second requested '
+                "address is in the same pool: request at most one address of each pool"
             )
     plain = tuple(RangeSet((range_of(pool),)) for pool in pools)
     return IpamOptions(sets=plain, network_name=DOMAIN, pools=asked.pools), sets
@@ -279,8 +279,8 @@ def _pool(key: str, known: NodePools) -> NodePool:
 def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
     if asked.index is not None and not pool.prefix:
         raise invalid_config(
-            '"args.cni.allocateIPWithIndex" does not work here, because a node may lease '
-            'several blocks: request an address in "args.cni.ips" instead'
+            f'"args.cni.allocateIPWithIndex" does not work with {pool.key}, because a node may '
+            'lease several blocks of an IPPool: request an address in "args.cni.ips" instead'
         )
     for where, address in asked.requested:
         if address in pool.subnet:
@@ -297,10 +297,12 @@ def _set(pool: NodePool, asked: NvIpamOptions) -> RangeSet:
 def _requested_range(pool: NodePool, where: str, address: int) -> Range:
     network = pool.prefix_at(address)
     if address == pool.gateway_of(network):
-        raise invalid_config(f"{text(address)} is the gateway of {pool.key}: request another")
+        raise invalid_config(
+            f'"{where}": {text(address)} is the gateway of {pool.key}: request another address'
+        )
     if not is_within(address, (_hosts_of(pool, network),)):
         raise invalid_config(
-            f"{text(address)} of {pool.key} is not an address for pods in {network}: request "
+            f'"{where}": {text(address)} of {network} ({pool.key}) is never given to pods: request '
             "another address"
         )
     if is_within(address, map(parse_interval, pool.others)):

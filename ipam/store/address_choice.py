@@ -220,7 +220,7 @@ class Chooser:
                     f'"{key}": {who} have {held - replaced} addresses on this node, this '
                     f"attachment requests {len(reserved)}, and the rules "
                     f"({', '.join(quota.rules[:8])}) allow {most}: use fewer networks or pods, or "
-                    "ask the administrator",
+                    "ask the administrator for a higher limit",
                     key,
                     str(total),
                     quota.rules,

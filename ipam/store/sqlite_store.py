@@ -203,7 +203,7 @@ class SqliteStore:
                     new[key] = each
                 elif not _is_same(holder, each):
                     conflicts.append(
-                        f"{each.address}: held by {holder.holder}, not by {each.holder}"
+                        f"{each.address} (held by {holder.holder}, not by {each.holder})"
                     )
             if conflicts:
                 raise CNIError(

@@ -255,8 +255,8 @@ class StoreFiles:
                 why = "some attachments could not be read (see the agent's log)"
         raise CNIError(
             Code.TRY_AGAIN,
-            f"the address store in {self.directory} lost changes and was built again: {why}: no "
-            "address was handed out; the runtime tries again",
+            f"the address store in {self.directory} lost changes and was built again, but {why}: "
+            "no address was handed out; the runtime tries again",
         )
 
     def _settle(self) -> None:

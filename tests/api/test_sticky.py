@@ -70,7 +70,7 @@ def test_a_stateful_set_keeps_its_addresses_on_living_and_dead_nodes(
         old, new = nodes[move % 2], nodes[(move + 1) % 2]
         refused = error_of(lambda new=new: add(new, PODS[0]))  # type: ignore[misc]
         assert refused.code == Code.TRY_AGAIN
-        assert f"node {old.name} still has it" in refused.message
+        assert f"node {old.name} still has this address" in refused.message
         for pod in PODS:
             old.delete(pod)
         old.steps(3, 3.0)

@@ -43,7 +43,7 @@ def test_requests_go_to_their_ranges_and_the_rest_is_as_usual(node: Calls) -> No
         (
             "10.0.1.1",
             Code.INVALID_CONFIG,
-            "is in no range of the network: request one of 10.0.0.0/24 (10.0.0.1-",
+            "is in no range of the network: request an address in 10.0.0.0/24 (10.0.0.1-",
         ),
         ("10.0.0.0", Code.INVALID_CONFIG, "is in no range"),
         ("10.0.0.1", Code.INVALID_CONFIG, "is the gateway"),

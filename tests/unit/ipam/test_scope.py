@@ -87,7 +87,7 @@ def test_without_the_agent_adds_of_the_cluster_are_11_and_dels_work(
     stores = Stores(StoreFiles(node.directory, kept=False), lambda: "cluster", clock=node.clock)
     plugin = AddressPlugin(stores, lambda: node.boot)
     error = error_of(lambda: plugin.reserve(request("ADD", {"range": RANGE}, "p1-1", pod="p1")))
-    assert (error.code, "only podfabric's agent" in error.message) == (Code.TRY_AGAIN, True)
+    assert (error.code, "only an agent with" in error.message) == (Code.TRY_AGAIN, True)
     status = error_of(lambda: plugin.status(request("STATUS", {"range": RANGE}, "")))
     assert status.code == Code.UNAVAILABLE
     plugin.delete(request("DEL", None, "p0-1", pod="p0"))

@@ -100,7 +100,10 @@ def test_a_definition_does_not_get_the_pool_of_another_range_with_its_name(is_th
     assert _pools(cluster) == {"fd00-1--0-64": "fd00:1::/64"}
     (event,) = cluster.api.events
     assert (event.reason, event.regarding["name"]) == ("NoAddressPool", "second")
-    assert "fd00-1--0-64 has the range fd00:1::/64, but the network has 1::/64" in event.message
+    assert (
+        "fd00-1--0-64 has the range fd00:1::/64, but the network has the range 1::/64"
+        in event.message
+    )
 
 
 def test_many_mistakes_are_so_many_events_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

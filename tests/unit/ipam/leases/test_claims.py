@@ -295,7 +295,7 @@ def test_a_pool_of_another_range_with_the_same_name_is_not_used(
     ipam = {"range": "1::/64", "network_name": "fd00"}
     error = error_of(lambda: node.add("p0", ipam))
     assert error.code == Code.TRY_AGAIN
-    assert "has the range fd00:1::/64, but the network has 1::/64" in error.message
+    assert "has the range fd00:1::/64, but the network has the range 1::/64" in error.message
     assert not blocks_of(server)
 
 
@@ -339,7 +339,7 @@ def test_a_range_without_any_address_says_so(server: FakeApi, node: ClusterNode)
     assert error.code == Code.NO_FREE_ADDRESS
     assert "exclude every address" in error.message
     status = error_of(lambda: node.plugin.status(request("STATUS", {"range": RANGE}, "")))
-    assert "every address: delete pods" in status.message
+    assert "(10.0.0.1-10.0.0.254): delete pods" in status.message
 
 
 def test_addresses_that_are_held_elsewhere_leave_a_block(

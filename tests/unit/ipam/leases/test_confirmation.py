@@ -279,7 +279,7 @@ def test_a_block_that_was_deleted_is_claimed_again_while_pods_hold_it(
     assert node.add("p1")
     put_pool(server, "10.7.0.0/24")
     error = error_of(lambda: node.add("p2", {"range": "10.7.0.0/24"}))
-    assert "lost blocks" in error.message
+    assert "lost AddressBlocks" in error.message
     node.steps(1, 121.0)
     assert node.add("p2", {"range": "10.7.0.0/24"})
 

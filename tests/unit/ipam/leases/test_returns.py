@@ -255,7 +255,7 @@ def test_a_pool_that_can_lease_no_more_does_not_keep_another_from_leasing_ahead(
     fill(node, 13)
     node.steps(1, 1.0)
     assert len(node.rows()) == 3
-    assert "lease a block ahead: this node has all 1 blocks" in caplog.text
+    assert "lease a block ahead: this node leases as many blocks" in caplog.text
 
 
 def test_what_is_counted(server: FakeApi, node: ClusterNode) -> None:

@@ -171,7 +171,7 @@ def test_a_pool_of_larger_blocks_gives_the_pod_a_whole_one(memory_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda address: {"exclude": [f"{address}/32"]}, "excludes it"),
+        (lambda address: {"exclude": [f"{address}/32"]}, "excludes this address"),
         (lambda address: {"routes": [{"dst": "10.8.0.0/16", "gw": address}]}, "or next hop"),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_new_pod_of_the_name_waits_for_the_del_of_the_former_one(
     a.api.calls.clear()
     error = error_of(lambda: add(a, "web-0", uid="uid-2", container="web-0-2"))
     assert error.code == Code.TRY_AGAIN
-    assert "a former sandbox of the pod still has this address" in error.message
+    assert "an earlier sandbox of the pod still has this address" in error.message
     assert sum(a.api.calls.values()) <= 4, "each attempt asks the API server"
     a.delete("web-0")
     assert add(a, "web-0", uid="uid-2", container="web-0-2") == address
@@ -271,7 +271,10 @@ def test_a_second_block_of_a_pod_does_not_change_its_address(
     server.put(replace(block, metadata=Meta(name=f"default.{other}-32"), spec=spec))
     server.put(block)
     error = error_of(lambda: add(b, "web-0"))
-    assert f"{address} is reserved for pod web-0, but node node-a still has it" in error.message
+    assert (
+        f"{address} is reserved for pod web-0, but node node-a still has this address"
+        in error.message
+    )
 
 
 @pytest.mark.parametrize(
