@@ -235,7 +235,9 @@ def _subject(value: object, where: str) -> Subject:
     if "namespaces" in fields:
         namespaces = value_lists.read(fields["namespaces"], "name", f"{where}.namespaces")
         if namespaces == NOTHING:
-            raise DocumentError(f"{where}.namespaces: is empty and matches no pod: remove the key")
+            raise DocumentError(
+                f"{where}.namespaces: is empty and matches no pod: fill the list or remove the key"
+            )
     if "namespaceSelector" in fields:
         selector = _selector(fields["namespaceSelector"], f"{where}.namespaceSelector")
     return Subject(namespaces, selector)

@@ -46,8 +46,7 @@ def on_node(path: Path) -> Source:
         except (DocumentError, OSError) as error:
             raise CNIError(
                 Code.IO_FAILURE,
-                f"{error}: nothing was done, because this file has the rules of the node: "
-                "correct the file",
+                f"cannot read the rules of this node ({error}): nothing was done; correct {path}",
             ) from None
 
     return read

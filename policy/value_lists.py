@@ -58,7 +58,7 @@ def read(items: object, kind: Kind, where: str) -> Values:
     if len(listed) > ITEMS:
         raise DocumentError(
             f"{where}: has {len(listed)} items, at most {ITEMS} are allowed: write ranges or "
-            "patterns, or another rule"
+            "patterns, or add a rule"
         )
     if ANY in listed:
         return EVERYTHING
@@ -174,8 +174,8 @@ _EXPECTED: Mapping[Kind, str] = {
     "switch": 'write true or false, or "*" for both',
     "vlan": 'write a VLAN from 0 (no tag) to 4094, or a range such as "100-199"',
     "pkey": 'write a P_Key such as "0x8001", or a range such as "0x8010-0x801f"',
-    "guid": 'write a GUID such as "02:00:00:00:00:00:00:01", or a range of two with "-"',
-    "mac": 'write a MAC such as "02:00:00:00:00:01", or a range of two with "-"',
+    "guid": 'write a GUID such as "02:00:00:00:00:00:00:01", or two GUIDs with "-" between',
+    "mac": 'write a MAC such as "02:00:00:00:00:01", or two MACs with "-" between',
     "network": 'write a network such as "10.1.0.0/16"',
     "name": 'write a name, or a pattern with "*" and "?"',
     "directory": 'write an absolute path without ".."',
