@@ -185,10 +185,10 @@ def path(kind: type[Resource], namespace: str = "", name: str = "", subresource:
 
     Raises NotFound for an impossible name, such as "../../other" in a pod's annotation.
     """
-    for what, each in (("namespace of ", namespace), ("", name)):
+    for what, each in ((" in namespace", namespace), ("", name)):
         if each and not _NAME.fullmatch(each):
             raise NotFound(
-                f"{what}{kind.KIND} {each!r}: no object can have that name: correct the name"
+                f"{kind.KIND}{what} {each!r}: no object can have that name: correct the name"
             )
     where = f"/apis/{kind.API}" if "/" in kind.API else f"/api/{kind.API}"
     if namespace:

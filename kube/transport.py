@@ -148,7 +148,7 @@ def _body(response: HTTPResponse, deadline: float, most: int = 0) -> bytes:
             is_late = time.monotonic() > deadline
     except (HTTPError, OSError) as error:
         response.close()
-        raise Unavailable(f"the API server's answer was cut: {error}") from error
+        raise Unavailable(f"the API server's answer was cut off: {error}") from error
     response.release_conn()
     return b"".join(parts)
 
