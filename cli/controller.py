@@ -108,6 +108,7 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     from kube.leadership import Leadership
     from kube.requests import Pace
     from kube.transport import KubernetesApi
+    from node.conditions import NodeConditions
     from node.page.feed import ClusterFeed
 
     decoding.build_decoders()  # several threads read their first lists at the same time
@@ -135,6 +136,9 @@ def _serve(arguments: argparse.Namespace, ended: SimpleQueue[None], stack: ExitS
     _log.info("started, as %s", identity)
     running = threading.Thread(target=_until_it_fails, args=(process.run, ended), name="rounds")
     running.start()
+    conditions = NodeConditions(api)
+    conditions.start()
+    stack.callback(conditions.close)
     ended.get()
     process.stop()
     running.join()

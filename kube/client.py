@@ -38,6 +38,8 @@ from kube.resources import (
     Change,
     Conflict,
     Listing,
+    Node,
+    NodeCondition,
     NotLeading,
     Refused,
     Resource,
@@ -181,6 +183,17 @@ class ClusterApi:
             if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
                 raise Conflict(str(error)) from error
             raise
+
+    def set_condition(self, node: Node, condition: NodeCondition) -> None:
+        """Add the condition to the Node, or replace the condition of the same type.
+
+        Raises NotFound, and Conflict if another Node has the name now.
+        """
+        what, where = f"set {condition.type} of Node {node.name}", encoding.path_of(node, "status")
+        self._require_leading(what)
+        conditions = [msgspec.to_builtins(condition)]
+        body = {"metadata": {"uid": node.uid}, "status": {"conditions": conditions}}
+        self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
 
     def delete(self, last: AnyResource) -> None:
         """Delete the object. Raises NotFound, or Conflict if the object changed after the read."""

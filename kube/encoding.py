@@ -29,6 +29,7 @@ from kube.resources import (
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/strategic-merge-patch+json"  # lists are merged by key
 PODS = "/api/v1/pods"
 PAGE = 500
 """The largest number of objects in one answer to a LIST."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 
 class ApiError(Exception):
@@ -123,11 +124,15 @@ class NodeSpec(msgspec.Struct, frozen=True):
     taints: tuple[Taint, ...] = ()
 
 
-class NodeCondition(msgspec.Struct, frozen=True):
-    """A condition of a Node: `status` is "True", "False" or "Unknown"."""
+class NodeCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A condition of a Node: `status` is "True", "False" or "Unknown". Times are RFC 3339."""
 
     type: str
     status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+    last_heartbeat_time: str | None = None
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,7 +170,14 @@ class Node(Resource, frozen=True, kw_only=True):
 
     @property
     def is_ready(self) -> bool:
-        return NodeCondition("Ready", "True") in self.status.conditions
+        ready = self.condition("Ready")
+        return ready is not None and ready.status == "True"
+
+    def condition(self, type_: str) -> NodeCondition | None:
+        return next((each for each in self.status.conditions if each.type == type_), None)
+
+    def with_conditions(self, conditions: tuple[NodeCondition, ...]) -> "Node":
+        return replace(self, status=replace(self.status, conditions=conditions))
 
     def has_taint(self, key: str) -> bool:
         return any(each.key == key for each in self.spec.taints)

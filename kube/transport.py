@@ -17,7 +17,7 @@ from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from kube.client import ClusterApi
-from kube.encoding import JSON, JSON_PATCH
+from kube.encoding import JSON, JSON_PATCH, MERGE_PATCH
 from kube.requests import TIMEOUT, AnswerTooLarge, Lines, Pace, Query, Response, RestRequest
 from kube.resources import Refused, Unavailable
 
@@ -115,7 +115,8 @@ class _Client:
     def _open(self, request: RestRequest, limits: tuple[float, float]) -> HTTPResponse:
         headers = {"Accept": request.accept}
         if request.body is not None:
-            headers["Content-Type"] = JSON_PATCH if request.method == "PATCH" else JSON
+            patch = JSON_PATCH if isinstance(request.body, list) else MERGE_PATCH
+            headers["Content-Type"] = patch if request.method == "PATCH" else JSON
         try:
             self._identify()
             method, url, headers, body, _ = self._client.param_serialize(

@@ -49,8 +49,8 @@ class ThisNode:
     """The state of the node. Each part is read once, at its first use.
 
     Reading a part may raise ConfigError, CheckpointDamaged or HostError. If `tolerant`, a
-    configuration or checkpoint that cannot be read counts as empty. A caller that looks repeatedly
-    gives the same `inventory` and `health` each time.
+    configuration or checkpoint that cannot be read counts as empty. To read the state repeatedly,
+    pass the same `inventory` and `health` to each ThisNode.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ThisNode:
 
     @cached_property
     def elsewhere(self) -> Mapping[str, Mapping[str, str]]:
-        """By resource and HCA, the reason why another resource's allocation blocks the HCA."""
+        """By resource and HCA: names the resource whose allocation blocks the HCA."""
         return {
             pool.config.resource: availability.held_elsewhere(pool, self.allocations)
             for pool in self.pools

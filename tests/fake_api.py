@@ -117,6 +117,11 @@ class FakeClient(ClusterApi):
     def patch(self, last: Resource, operations: Sequence[Mapping[str, Any]]) -> None:
         self._change("patch", last, lambda each: self.server.store_patch(each, operations))
 
+    def set_condition(self, node: Node, condition: NodeCondition) -> None:
+        self._change(
+            "set_condition", node, lambda each: self.server.store_condition(each, condition)
+        )
+
     def delete(self, last: AnyResource) -> None:
         self._change("delete", last, self.server.store_deletion)
 
@@ -364,6 +369,15 @@ class FakeApi(FakeClient):
             changed = patched(there, operations)
             check(changed, there)
             self._store(changed, there)
+
+    def store_condition(self, node: Node, condition: NodeCondition) -> None:
+        with self.changed:
+            there = self.look(Node, node.name)
+            if there.uid != node.uid:
+                raise Conflict(f"set condition of {node.name}: another uid")
+            others = (each for each in there.status.conditions if each.type != condition.type)
+            status = replace(there.status, conditions=(*others, condition))
+            self.machines[node.name] = replace(there, status=status)
 
     def store_status(self, changed: AnyResource) -> AnyResource:
         """Replace the status (PUT)."""

@@ -52,8 +52,8 @@ class Answer(NamedTuple):
 class Endpoint(ThreadingMixIn, TCPServer):
     """Serves at `listen` (see `agent.settings.listen_address`), with a thread for each client.
 
-    An `exposition` adds /metrics, and a `feed` adds the page. An endpoint without both may listen at
-    any address, because the states are not secret. Raises OSError if it cannot listen.
+    An `exposition` adds /metrics, and a `feed` adds the page. An endpoint without both may listen
+    at any address, because the states are not secret. Raises OSError if it cannot listen.
     """
 
     allow_reuse_address = True

@@ -89,8 +89,8 @@ def rdma_devices_of(paths: Paths, function: Function) -> tuple[str, ...]:
 def require_entitled(paths: Paths, address: str, options: SriovOptions, match: Match) -> None:
     """Call `require_match`, unless the kubelet gave the device to the pod.
 
-    The kubelet can give the pod a device that a dead attachment still has. The caller checks such a
-    device after releasing it.
+    The kubelet can give the pod a device that a dead attachment still has. The caller first takes
+    such a device from the dead attachment, then calls `require_match`.
     """
     function = pci.find(paths, address)
     if function is not None and match.holdings.hca(function.address) is None:

@@ -33,7 +33,10 @@ def needs_binding(link: Link | None, record: DeviceRecord) -> bool:
 def rebind(
     host: Rtnetlink, paths: Paths, plan: DevicePlan, record: DeviceRecord
 ) -> tuple[DevicePlan, DeviceRecord]:
-    """Rebind the driver to read the GUID. Raises CNIError 100 if a uverbs device changes."""
+    """Rebind the driver, so that the driver reads the new GUID.
+
+    Raises CNIError 100 if a uverbs device changes.
+    """
     link = plan.link
     if link is None:
         return plan, record

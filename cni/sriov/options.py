@@ -118,7 +118,10 @@ def in_our_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(request: Request, *, needs_device: bool = True) -> SriovOptions:
-    """The options of a request. Raises CNIError 4 for wrong CNI_ARGS, otherwise CNIError 7."""
+    """The options of a request.
+
+    Raises CNIError 4 for wrong CNI_ARGS, and CNIError 7 for other errors.
+    """
     written, ids = request.config.derived(_written)
     device, device_id = _device(ids)
     masters = option_values.masters(written.master)

@@ -83,7 +83,10 @@ class _Restoration(NamedTuple):
     record: DeviceRecord
 
     def run(self) -> None:
-        """Restore the device. A failure ends the run only if the interface is not on the host."""
+        """Restore the device.
+
+        The first failure ends the run if the interface is not on the host yet.
+        """
         paths, host, record, origin = self.paths, self.host, self.record, self.record.origin
         mark = Mark(self.entry.attachment.key)
         before, applied = record.before, record.applied

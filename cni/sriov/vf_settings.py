@@ -73,7 +73,7 @@ def _of_pf(paths: Paths, pf: str, find: Callable[[str], T | None]) -> Iterator[T
 
 
 def wanted(before: VF, options: SriovOptions) -> VF:
-    """The settings in `before`, with the values that the options change."""
+    """The settings `before`, with the options' values in the changed places."""
     fields = ((name, _OPTIONS.get(name, name)) for name in VF.__struct_fields__)
     changed = {name: options.vf[key] for name, key in fields if key in options.vf}
     return msgspec.structs.replace(before, **changed)

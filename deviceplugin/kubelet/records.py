@@ -167,8 +167,7 @@ def of_pod(paths: Paths, namespace: str, name: str, uid: str) -> list[PodDevices
         in_checkpoint = from_checkpoint(paths) if uid else []
         if problems and not uid:
             raise KubeletUnreadable(
-                f"{checkpoint_path(paths)}: identifies pods by UID, but CNI_ARGS has no "
-                "K8S_POD_UID"
+                f"{checkpoint_path(paths)}: identifies pods by UID, but CNI_ARGS has no K8S_POD_UID"
             )
         if problems and not checkpoint_path(paths).exists():
             raise KubeletUnreadable(f"{checkpoint_path(paths)}: does not exist")

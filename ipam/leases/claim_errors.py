@@ -53,7 +53,7 @@ def none_left(
 
 
 def _most_free(holder: Holder, others: Sequence[AddressBlock]) -> str:
-    """Names other nodes with the most free addresses (sums of `status.free`)."""
+    """An error's text that lists the other nodes with the most free addresses (`status.free`)."""
     free = Counter[str]()
     for block in others:
         if block.spec.holder.instance != holder.instance and block.status.free:

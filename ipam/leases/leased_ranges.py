@@ -87,7 +87,10 @@ class LeasedView:
         return [] if self.wants and not self._is_attached(tables) else sets
 
     def want_all(self) -> bool:
-        """Set `wants` for the sets that accept any block. Returns False if no set does."""
+        """Set `wants` for the sets that need neither a fixed nor a reserved address.
+
+        Returns False if no set does.
+        """
         self.wants = [
             Want(range_, (range_.domain, range_.network))
             for range_set in self._sets

@@ -3,8 +3,8 @@
 An AddressReservation is for a pod, or for the pods of a StatefulSet. Each interface of the pod has
 a block, and gets one address of the block. The block outlives the pod. When the pod has released
 the address, the block's holder sets the state Draining. Then the pod's next node takes the block
-over, and `epoch` grows by 1. No other node takes over a block that is not Draining. If the holder
-is proved dead, the controller sets the state Draining.
+over, and `epoch` grows by 1. Other nodes take over only a block that is Draining. If the holder is
+proved dead, the controller sets the state Draining.
 """
 
 import math

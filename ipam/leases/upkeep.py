@@ -125,7 +125,10 @@ class Upkeep:
                 self._tell_at = now
 
     def _tell_one(self) -> bool:
-        """Write the status of the block whose use changed most. Returns False if no use changed."""
+        """Write the status of the block whose use changed most.
+
+        Returns False if no block's use changed.
+        """
         changes = {
             each.block: abs(each.used - self._objects[each.block.name].status.used)
             for each in self.survey.blocks

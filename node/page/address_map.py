@@ -18,7 +18,7 @@ _MOST_TITLES = 4  # pods that a cell names
 
 
 def drawn(nodes: Nodes) -> Sequence[Element]:
-    """The maps of the networks that have the most addresses."""
+    """The maps of the networks in which pods hold the most addresses."""
     networks: dict[str, dict[int, str]] = {}
     for name, status in nodes:
         for one in status.attachments:
@@ -35,7 +35,7 @@ def drawn(nodes: Nodes) -> Sequence[Element]:
 
 
 def _map(network: str, held: dict[int, str]) -> Element:
-    """The aligned block that contains all held addresses, in at most CELLS cells."""
+    """The smallest CIDR block that contains all held addresses, in at most CELLS cells."""
     net = address_text.network(network)
     most = (128 if net.version == 6 else 32) - net.prefixlen
     bits = min(max((min(held) ^ max(held)).bit_length(), 5), most)

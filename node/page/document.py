@@ -1,7 +1,8 @@
 """Draws the page: one HTML document that needs no other file and no script.
 
-`q` of the query filters attachments and refused ADDs, and `node` chooses one node. An object of a
-foreign node may contain any text and any number, so every list has a limit for each node.
+`q` of the query filters attachments and refused ADDs, and `node` chooses one node. A node may write
+any text and any number of entries into its object. So every list shows only some entries of each
+node.
 """
 
 import base64

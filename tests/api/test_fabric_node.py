@@ -7,13 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from agent.node_report import LOOK, NodeReport
-from kube.resources import Meta, Node, Refused
+from kube.resources import Conflict, Meta, Node, NodeCondition, Refused
 from kube.transport import KubernetesApi
+from node.conditions import TYPE, NodeConditions
 from node.fabric_node import AttachmentStatus, FabricNode, FabricNodeStatus, FaultStatus
 from tests.api.conftest import NODE_A, NODE_B
 from tests.api.server import ApiServer
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
+from tests.waiting import until
 
 OTHERS = "writes no other FabricNode than its own"
 
@@ -81,3 +83,57 @@ def test_an_agent_cannot_keep_its_object_after_its_node(node_a: KubernetesApi) -
     ):
         with pytest.raises(Refused, match="the only owner of a FabricNode is its Node"):
             node_a.create(FabricNode(metadata=meta))
+
+
+@pytest.fixture
+def controller(server: ApiServer) -> Iterator[KubernetesApi]:
+    """A client with the controller's rights."""
+    kubeconfig = server.kubeconfig("conditions", {}, account="podfabric-controller")
+    client = KubernetesApi(kubeconfig, writer="podfabric-controller")
+    yield client
+    client.close()
+
+
+def test_a_fault_degrades_the_node_and_its_end_clears_it(
+    server: ApiServer, node_a: KubernetesApi, controller: KubernetesApi
+) -> None:
+    stored = node_a.create(FabricNode(metadata=Meta(name=NODE_A)))
+    broken = FabricNodeStatus(faults=(FaultStatus(about="0000:3b:00.0", text="port 1 is DOWN"),))
+    conditions = NodeConditions(controller)
+    conditions.start()
+    try:
+        until(lambda: status_of(server) == "False", pause=0.2)
+        stored = node_a.update_status(replace(stored, status=broken))
+        until(lambda: status_of(server) == "True", pause=0.2)
+        shown = server.kubectl("describe", "node", NODE_A)
+        assert "0000:3b:00.0: port 1 is DOWN" in shown
+        node_a.update_status(replace(stored, status=FabricNodeStatus()))
+        until(lambda: status_of(server) == "False", pause=0.2)
+    finally:
+        conditions.close()
+    assert server.admin.get(Node, NODE_A).is_ready  # the kubelet's conditions stay
+
+
+def status_of(server: ApiServer) -> str:
+    condition = server.admin.get(Node, NODE_A).condition(TYPE)
+    return "" if condition is None else condition.status
+
+
+def test_the_controller_changes_nothing_else_of_a_node(
+    server: ApiServer, controller: KubernetesApi
+) -> None:
+    node = server.admin.get(Node, NODE_A)
+
+    def is_refused() -> bool:
+        try:
+            controller.set_condition(node, NodeCondition("Ready", "False", "x", "x"))
+        except Refused as error:
+            return "only the condition FabricDegraded" in str(error)
+        return False
+
+    until(is_refused, pause=0.2)  # the server applies a new policy after some time
+    with pytest.raises(Refused, match="only the condition FabricDegraded"):
+        controller.set_condition(node, NodeCondition("DiskPressure", "True", "x", "x"))
+    with pytest.raises(Conflict):
+        gone = replace(node, metadata=replace(node.metadata, uid="0000"))
+        controller.set_condition(gone, NodeCondition(TYPE, "True", "x", "x"))

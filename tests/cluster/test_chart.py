@@ -124,6 +124,8 @@ def test_addresses_of_the_cluster_need_kinds_and_a_token_in_the_agents_pod_only(
         *(("ValidatingAdmissionPolicy", name) for name in POLICIES),
         *(("ValidatingAdmissionPolicyBinding", name) for name in POLICIES),
         *((kind, "podfabric-controller") for kind in CONTROLLERS),
+        ("ValidatingAdmissionPolicy", "podfabric-controller-nodes"),
+        ("ValidatingAdmissionPolicyBinding", "podfabric-controller-nodes"),
         *EVENTS,
         *FABRIC_NODES,
     }
