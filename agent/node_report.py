@@ -9,14 +9,16 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
+from prometheus_client.metrics_core import Metric
 
 from agent import leasing
+from agent.observe import pod_devices
 from agent.observe.metrics import installed_version
 from agent.observe.node_events import IN_CLUSTER, TOKEN
 from base import decoding
@@ -27,11 +29,13 @@ from base.problems import Problems
 from base.text import printable
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
+from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
+from deviceplugin.pools.pool_config import ConfigError
 from gpu.driver.gpu_inventory import GpuMemory
 from host.errors import HostError
-from node import fabric_node, state
+from node import fabric_node, node_hcas, state
 from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
 from node.page.feed import Feed
 from node.state import ThisNode
@@ -78,6 +82,7 @@ class NodeReport(StepThread):
         name = environ.get(leasing.NODE_NAME) or platform.node()
         self.feed = Feed(lambda: [(name, self._status)])
         self._status = FabricNodeStatus()
+        self._node: ThisNode | None = None  # of the last look
         self._stored: FabricNode | None = None
         self._write_at = float("-inf")  # not before this time
         self._backoff = Backoff(PAUSE, _LONGEST)
@@ -111,6 +116,12 @@ class NodeReport(StepThread):
             while len(self._refusals) > MOST_REFUSALS:
                 del self._refusals[next(iter(self._refusals))]
 
+    def families(self) -> Iterable[Metric]:
+        """The metrics of the pods that hold HCAs."""
+        if self._node is not None:
+            with suppress(ConfigError, CheckpointDamaged):  # the FabricNode has the fault
+                yield from pod_devices.families(node_hcas.listed(self._node))
+
     def _recent(self) -> list[RefusalStatus]:
         oldest = time.monotonic() - _REMEMBERED
         with self._lock:
@@ -142,7 +153,7 @@ class NodeReport(StepThread):
         if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
             node.gpu_memory = self._gpu_memory
         status = fabric_node.observed(node, mistakes, installed_version(), refusals)
-        self._gpu_memory = node.gpu_memory
+        self._gpu_memory, self._node = node.gpu_memory, node
         faulty = set(fabric_node.pods_with_faults(node, status))
         for pod, text in faulty - self._faulty:
             self._tell_pod(FAULT, f"the pod has an HCA with a fault: {text}", pod)

@@ -152,9 +152,8 @@ class Agent:
         signal.signal(signal.SIGINT, self._stop)
 
     def _make_addresses(self) -> "Lessee | None":
-        paths, ipam = self._paths, self._settings.ipam
-        facts = partial(node_facts.look, paths)
-        self._store = StoreFiles(paths.ipam, facts=facts, report=_log.warning)
+        paths, ipam, warn = self._paths, self._settings.ipam, _log.warning
+        self._store = StoreFiles(paths.ipam, facts=partial(node_facts.look, paths), report=warn)
         self._stack.callback(self._store.close)
         lessee = leasing.lessee_of(paths, self._store, ipam)
         pools = leasing.pools_of(paths, self._store, ipam)
@@ -205,6 +204,7 @@ class Agent:
             gpu_limits.families,
             self._policies.families,
             leasing.unreadable,
+            self._report.families,
         )
         if lessee is not None:
             self._metrics.add(partial(leasing.families, lessee))
@@ -218,8 +218,8 @@ class Agent:
 
     def wait(self) -> bool:
         """Wait until no other agent of the node listens. Returns False if SIGTERM comes earlier."""
-        path, stand_by = self._paths.agent_lock, self._stand_by
-        if not presence.has_turn(path, self._turn, stand_by, lambda: self._stopping):
+        lock = self._paths.agent_lock
+        if not presence.has_turn(lock, self._turn, self._stand_by, lambda: self._stopping):
             return False
         if self._leaving is None and leave_node.removal_has_begun(self._paths):
             leave_node.remove_state(self._paths)

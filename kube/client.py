@@ -25,6 +25,7 @@ from kube.requests import (
     RESTARTS,
     TIMEOUT,
     AnswerTooLarge,
+    Body,
     Pace,
     RestRequest,
     RestRequests,
@@ -175,14 +176,8 @@ class ClusterApi:
         with many writers. Each writer tests the values that it replaces.
         """
         what, where = f"patch {last.KIND} {last.metadata.name}", encoding.path_of(last)
-        self._require_leading(what)
-        body = [{"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}, *operations]
-        try:  # such objects are large, so the answer has only the metadata
-            self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
-        except Refused as error:  # the status 422 means that a test failed
-            if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
-                raise Conflict(str(error)) from error
-            raise
+        test = {"op": "test", "path": "/metadata/uid", "value": last.metadata.uid}
+        self._patch(what, where, [test, *operations])
 
     def set_condition(self, node: Node, condition: NodeCondition) -> None:
         """Add the condition to the Node, or replace the condition of the same type.
@@ -190,10 +185,9 @@ class ClusterApi:
         Raises NotFound, and Conflict if another Node has the name now.
         """
         what, where = f"set {condition.type} of Node {node.name}", encoding.path_of(node, "status")
-        self._require_leading(what)
         conditions = [msgspec.to_builtins(condition)]
         body = {"metadata": {"uid": node.uid}, "status": {"conditions": conditions}}
-        self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
+        self._patch(what, where, body)
 
     def delete(self, last: AnyResource) -> None:
         """Delete the object. Raises NotFound, or Conflict if the object changed after the read."""
@@ -274,6 +268,15 @@ class ClusterApi:
             _check_was_read(what, resource.metadata)
         stored = self._requests.change(what, method, where, encoding.document(resource))
         return decoded(what, stored, type(resource))
+
+    def _patch(self, what: str, where: str, body: Body) -> None:
+        self._require_leading(what)
+        try:  # such objects are large, so the answer has only the metadata
+            self._requests.change(what, "PATCH", where, body, accept=_ONE_METADATA)
+        except Refused as error:  # the status 422 means that the uid or a tested value differs
+            if f": {HTTPStatus.UNPROCESSABLE_ENTITY.value} " in str(error):
+                raise Conflict(str(error)) from error
+            raise
 
     def _require_leading(self, what: str) -> None:
         if not self.may_write():

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.node_report import LOOK, NodeReport
-from kube.resources import Conflict, Meta, Node, NodeCondition, Refused
+from kube.resources import ApiError, Conflict, Meta, Node, NodeCondition, Refused
 from kube.transport import KubernetesApi
 from node.conditions import TYPE, NodeConditions
 from node.fabric_node import AttachmentStatus, FabricNode, FabricNodeStatus, FaultStatus
@@ -127,12 +127,12 @@ def test_the_controller_changes_nothing_else_of_a_node(
     def is_refused() -> bool:
         try:
             controller.set_condition(node, NodeCondition("Ready", "False", "x", "x"))
-        except Refused as error:
+        except ApiError as error:
             return "only the condition FabricDegraded" in str(error)
         return False
 
     until(is_refused, pause=0.2)  # the server applies a new policy after some time
-    with pytest.raises(Refused, match="only the condition FabricDegraded"):
+    with pytest.raises(ApiError, match="only the condition FabricDegraded"):
         controller.set_condition(node, NodeCondition("DiskPressure", "True", "x", "x"))
     with pytest.raises(Conflict):
         gone = replace(node, metadata=replace(node.metadata, uid="0000"))

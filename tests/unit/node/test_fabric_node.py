@@ -260,6 +260,28 @@ def test_a_deleted_object_is_made_again(
     assert api.look(FabricNode, NODE).status.counts.attachments == 1
 
 
+def test_a_metric_joins_ports_with_the_pods_that_hold_them(paths: Paths, api: FakeApi) -> None:
+    writer = report(paths, api.client("agent"))
+    assert list(writer.families()) == []
+    hold(paths, FIRST, "uid-7")
+    writer.step()
+    (family,) = writer.families()
+    (sample,) = family.samples
+    assert sample.value == 1
+    assert sample.labels == {
+        "namespace": "",
+        "pod": "",
+        "uid": "uid-7",
+        "container": "main",
+        "resource": "rdma/hca",
+        "device": "mlx5_0",
+        "port": "1",
+        "pci_address": FIRST,
+        "netdev": "ib0",
+        "link_layer": "InfiniBand",
+    }
+
+
 def test_a_refused_add_is_shown_once_with_the_time_of_its_first_failure(
     paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
