@@ -18,7 +18,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from agent import leasing
-from agent.observe import pod_devices
+from agent.observe import hca_metrics
 from agent.observe.metrics import installed_version
 from agent.observe.node_events import IN_CLUSTER, TOKEN
 from base import decoding
@@ -117,10 +117,11 @@ class NodeReport(StepThread):
                 del self._refusals[next(iter(self._refusals))]
 
     def families(self) -> Iterable[Metric]:
-        """The metrics of the pods that hold HCAs."""
+        """The metrics of HCAs and of the pods that hold HCAs."""
         if self._node is not None:
             with suppress(ConfigError, CheckpointDamaged):  # the FabricNode has the fault
-                yield from pod_devices.families(node_hcas.listed(self._node))
+                faults = self._health.counts(time.monotonic())
+                yield from hca_metrics.families(node_hcas.listed(self._node), faults)
 
     def _recent(self) -> list[RefusalStatus]:
         oldest = time.monotonic() - _REMEMBERED

@@ -23,8 +23,8 @@ import yaml
 from prometheus_client.metrics_core import Metric
 
 from agent import leasing
+from agent.observe import hca_metrics
 from agent.observe import metrics as agent_metrics
-from agent.observe import pod_devices
 from agent.policies import AgentPolicies
 from agent.settings import Settings
 from base.paths import Paths
@@ -142,7 +142,7 @@ def _agent() -> Iterable[Metric]:
         AgentPolicies(Paths(), Policy).families,
         lambda: [unreadable_family(())],
         lambda: leasing.families(_ANY),
-        lambda: pod_devices.families(()),
+        lambda: hca_metrics.families((), {}),
         lambda: [agent_metrics.devices((), {}), agent_metrics.mistakes({})],
     )
     return metrics._registry.collect()

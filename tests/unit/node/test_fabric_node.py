@@ -265,7 +265,8 @@ def test_a_metric_joins_ports_with_the_pods_that_hold_them(paths: Paths, api: Fa
     assert list(writer.families()) == []
     hold(paths, FIRST, "uid-7")
     writer.step()
-    (family,) = writer.families()
+    faulty, faults, family = writer.families()
+    assert {each.value for each in (*faulty.samples, *faults.samples)} == {0}
     (sample,) = family.samples
     assert sample.value == 1
     assert sample.labels == {

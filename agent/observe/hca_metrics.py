@@ -1,10 +1,10 @@
-"""The metric that joins the counters of an HCA's ports with the pods that hold the HCA.
+"""The metrics of HCAs: their faults, and the pods that hold them.
 
 node_exporter (collectors infiniband and netclass) has the counters, by device and port, or by
 netdev. A query multiplies a counter with `podfabric_pod_device`, whose value is always 1.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
@@ -20,8 +20,21 @@ LABELS = (
 )
 
 
-def families(hcas: Iterable[ListedHCA]) -> Iterable[Metric]:
-    """The metric of all containers that hold HCAs."""
+def families(hcas: Sequence[ListedHCA], faults: Mapping[str, int]) -> Iterable[Metric]:
+    """The metrics. `faults` has the number of faults in 24 hours, by HCA id."""
+    offered = [one for one in hcas if one.offered or one.held]
+    yield gauge(
+        "podfabric_hca_faulty",
+        "1 if an HCA of a pool has a fault now, else 0. The FabricNode has the reason.",
+        ("hca",),
+        {(one.hca.id,): int(bool(one.fault)) for one in offered},
+    )
+    yield gauge(
+        "podfabric_hca_faults",
+        "Faults of an HCA of a pool in the last 24 hours, since the agent's start.",
+        ("hca",),
+        {(one.hca.id,): faults.get(one.hca.id, 0) for one in offered},
+    )
     series = {
         tuple(map(printable, (*_pod(holder), *port))): 1
         for listed in hcas
