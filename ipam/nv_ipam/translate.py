@@ -247,8 +247,8 @@ def translate(
     for where, address in asked.requested:
         if address not in given:
             raise invalid_config(
-                f'"{where}": {text(address)} is in no pool of the network, or a second requested '
-                "address is in the same pool: request at most one address of each pool"
+                f'"{where}": {text(address)} is in no pool of the network, or shares its pool with '
+                "another requested address: request at most one address of each of its pools"
             )
     plain = tuple(RangeSet((range_of(pool),)) for pool in pools)
     return IpamOptions(sets=plain, network_name=DOMAIN, pools=asked.pools), sets

@@ -188,8 +188,8 @@ class Chooser:
                     first = next(each for each in own if each.first == interval.first)
                     raise CNIError(
                         Code.NOT_ALLOWED,
-                        f"{first.why_private} makes {first} a private range, but another "
-                        f"network on the same link ({self._segment}) uses these addresses: "
+                        f"{first.why_private} lets this network ignore other users of {first}, but "
+                        f"a network on the same link ({self._segment}) uses these addresses: "
                         "remove the option, or ask the administrator for a FabricPolicy rule "
                         'for this namespace with "set.private_ranges": [true]',
                     )
