@@ -1,6 +1,7 @@
 """Pods on a real kubelet, containerd and Multus: their devices, interfaces and addresses."""
 
 import ipaddress
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -67,12 +68,29 @@ def test_the_fabric_node_shows_the_pod_and_a_port_that_goes_down(
     def faulty() -> bool:
         return any("DOWN" in fault["text"] for fault in status().get("faults", ()))
 
+    def page() -> str:
+        text: str = cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/")
+        return text
+
+    def degraded() -> str:
+        conditions = cluster.core.read_node(cluster.node.name).status.conditions
+        return next((one.status for one in conditions if one.type == "FabricDegraded"), "")
+
     until(shown, PATIENCE, "the attachment in the FabricNode", pause=1)
     assert not faulty()
+    assert f"{namespace.name}/one" in page()
+    metrics = cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/metrics")
+    held = [line for line in metrics.splitlines() if line.startswith("podfabric_pod_device{")]
+    assert any(f'device="{rdma}"' in line and 'pod="one"' in line for line in held), held
     knob = f"/sys/class/infiniband/{rdma}/ibloop/port"
     try:
         cluster.node.run(f"echo down > {knob}")
-        until(faulty, PATIENCE, "the fault in the FabricNode", pause=1)
+        began = time.monotonic()
+        until(lambda: "is DOWN" in page(), PATIENCE, "the fault on the page", pause=0.5)
+        print(f"the page shows the fault after {time.monotonic() - began:.1f} s")
+        until(faulty, PATIENCE, "the fault in the FabricNode", pause=0.5)
+        until(lambda: degraded() == "True", PATIENCE, "the condition of the Node", pause=0.5)
+        print(f"the Node is degraded after {time.monotonic() - began:.1f} s")
         until(
             lambda: any(event.startswith("FabricFault: ") for event in namespace.events("one")),
             PATIENCE,
@@ -82,6 +100,7 @@ def test_the_fabric_node_shows_the_pod_and_a_port_that_goes_down(
     finally:
         cluster.node.run(f"echo up > {knob}")
     until(lambda: not faulty(), PATIENCE, "the end of the fault in the FabricNode", pause=1)
+    until(lambda: degraded() == "False", PATIENCE, "the end of the condition", pause=1)
 
 
 def test_pods_of_a_partition_reach_each_other_and_no_other(
