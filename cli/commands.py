@@ -1,10 +1,11 @@
-"""`podfabric COMMAND`: every command, and the module that runs it.
+"""`podfabric COMMAND`: every command, its example, and the module that runs it.
 
 Imports only the module of the named command, because importing all modules takes too long.
 """
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -63,6 +64,18 @@ COMMANDS = {
 }
 
 
+EXAMPLES = {
+    "ipam": "podfabric ipam show 10.0.0.5",
+    "install": "podfabric install --plugins ipoib,podfabric-ipam",
+    "status": "podfabric status --cluster --watch",
+    "devices": "podfabric devices --output json",
+    "top": "podfabric top --interval 5 --watch",
+    "explain": "podfabric explain ml/worker-0",
+    "policy": "podfabric policy check policies.yaml definition.yaml",
+    "controller": "podfabric controller --namespace podfabric",
+}
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from agent.observe.metrics import installed_version
@@ -79,10 +92,16 @@ def run(words: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     parsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    completing = "_ARGCOMPLETE" in os.environ  # set by the shell's function
     for name, command in COMMANDS.items():
-        its_parser = parsers.add_parser(name, help=command.help)
-        if words[:1] == [name]:
+        example = f"example: {EXAMPLES[name]}" if name in EXAMPLES else None
+        its_parser = parsers.add_parser(name, help=command.help, epilog=example)
+        if words[:1] == [name] or (completing and name != "device-plugin"):
             getattr(importlib.import_module(command.module), command.add_arguments)(its_parser)
+    if completing:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     arguments = parser.parse_args(words)
     try:
         code: int = arguments.main(arguments)
