@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from agent.settings import listen_address
 from base import unix_socket
-from node.page import document
+from node.page import html_page
 from node.page.feed import Feed
 
 MAX_REQUEST = 8 << 10  # bytes; Prometheus sends about 300
@@ -43,7 +43,7 @@ _TEXT = "text/plain; charset=utf-8"
 _log = logging.getLogger(__name__)
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     status: HTTPStatus
     content: bytes | Generator[bytes, None, None]
     type: str = _TEXT
@@ -149,30 +149,32 @@ class Endpoint(ThreadingMixIn, TCPServer):
         if not isinstance(sys.exception(), OSError):
             _log.exception("metrics and health: serving a client")
 
-    def answer(self, path: str, query: str = "", host: str = "localhost") -> Answer:
+    def answer(self, path: str, query: str = "", host: str = "localhost") -> HttpAnswer:
         if path == "/metrics" and self._exposition is not None:
             return self._scrape(self._exposition)
         if path in ("/", "/events") and self._feed is not None:
             if not _OWN_HOST.fullmatch(host):
-                return Answer(HTTPStatus.FORBIDDEN, b"open the page as localhost\n")
+                return HttpAnswer(HTTPStatus.FORBIDDEN, b"open the page as localhost\n")
             if path == "/":
                 page = self._document(self._feed, query)
-                return Answer(HTTPStatus.OK, page, "text/html; charset=utf-8")
+                return HttpAnswer(HTTPStatus.OK, page, "text/html; charset=utf-8")
             return self._events(self._feed)
         state = self._states.get(path)
         if state is None:
             paths = [*(["/metrics"] if self._exposition is not None else []), *self._states]
             paths += ["/"] if self._feed is not None else []
-            return Answer(HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}\n".encode())
+            return HttpAnswer(HTTPStatus.NOT_FOUND, f"the paths are {', '.join(paths)}\n".encode())
         well, text = state()
         status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
-        return Answer(status, f"{text}\n".encode(errors="replace"))
+        return HttpAnswer(status, f"{text}\n".encode(errors="replace"))
 
-    def _scrape(self, exposition: Callable[[], bytes]) -> Answer:
+    def _scrape(self, exposition: Callable[[], bytes]) -> HttpAnswer:
         if not self._scrapes.acquire(blocking=False):
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at once\n")
+            return HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many scrapes at once\n")
         try:
-            return Answer(HTTPStatus.OK, exposition(), "text/plain; version=0.0.4; charset=utf-8")
+            return HttpAnswer(
+                HTTPStatus.OK, exposition(), "text/plain; version=0.0.4; charset=utf-8"
+            )
         finally:
             self._scrapes.release()
 
@@ -182,13 +184,13 @@ class Endpoint(ThreadingMixIn, TCPServer):
             self._documents = version, {}
         kept = self._documents[1]
         if query not in kept:
-            kept[query] = document.document(nodes, query)
+            kept[query] = html_page.document(nodes, query)
         return kept[query]
 
-    def _events(self, feed: Feed) -> Answer:
+    def _events(self, feed: Feed) -> HttpAnswer:
         if not self._readers.acquire(blocking=False):
             text = f"the page has {MAX_READERS} readers: close one\n"
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
+            return HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
 
         def events() -> Generator[bytes, None, None]:
             try:
@@ -196,7 +198,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
             finally:
                 self._readers.release()
 
-        return Answer(HTTPStatus.OK, events(), "text/event-stream")
+        return HttpAnswer(HTTPStatus.OK, events(), "text/event-stream")
 
     def _drop_silent(self, count: int) -> None:
         """Shut down the `count` clients that have been connected longest without a request."""
@@ -226,10 +228,10 @@ class _HttpRequest(BaseHTTPRequestHandler):
         except Exception:  # noqa: BLE001 - the client must get an answer
             _log.exception("answering %s", path)
             text = b"the agent failed: see its log\n"
-            answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+            answer = HttpAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, text)
         self.send_response_only(answer.status)
         self.send_header("Content-Type", answer.type)
-        self.send_header("Content-Security-Policy", document.POLICY)
+        self.send_header("Content-Security-Policy", html_page.POLICY)
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("Cache-Control", "no-store")

@@ -20,7 +20,7 @@ from node.fabric_node import (
     PortStatus,
     RefusalStatus,
 )
-from node.page import document
+from node.page import html_page
 from node.page.feed import ClusterFeed, Feed
 from tests.fake_api import FakeApi
 from tests.waiting import until
@@ -45,7 +45,7 @@ def attachment(pod: str, *addresses: str, hca: str = HCA.id) -> AttachmentStatus
 def shown(*statuses: FabricNodeStatus, query: str = "") -> str:
     """The text of the page, with a blank between elements."""
     nodes = [(f"node-{number}", status) for number, status in enumerate(statuses)]
-    page = document.document(nodes, query).decode().removeprefix("<!DOCTYPE html>\n")
+    page = html_page.document(nodes, query).decode().removeprefix("<!DOCTYPE html>\n")
     body = page[page.index('<main id="main">') : page.index("</main>") + len("</main>")]
     return " ".join(ElementTree.fromstring(body.replace("&nbsp;", " ")).itertext())
 
@@ -115,7 +115,7 @@ def test_a_foreign_node_cannot_break_the_page_of_others() -> None:
     assert time.thread_time() - began < 20
     assert "ml/worker-0" in text
     assert "\x1b" not in text
-    html = document.document([("a", evil), ("b", good)]).decode()
+    html = html_page.document([("a", evil), ("b", good)]).decode()
     assert html.count("<script>") == 1
     assert len(html) < 20 << 20
     shown(evil)  # the picture
