@@ -23,6 +23,7 @@ from node.state import ThisNode
 MOST_BYTES = 30_000  # of the status as JSON
 _MOST_REASONS = 3  # why ids of a pool are withheld
 _MOST_FAULTS = 32
+_MOST_PODS = 256  # of a device
 _LONGEST_TEXT = 300  # characters of a reason
 
 
@@ -131,7 +132,7 @@ class FabricNodeStatus(Part, frozen=True):
     attachments: tuple[AttachmentStatus, ...] = ()
     faults: tuple[FaultStatus, ...] = ()
     refusals: tuple[RefusalStatus, ...] = ()
-    left_out: str = ""  # "90 of 410 attachments": they do not fit into MOST_BYTES
+    left_out: str = ""  # "90 of 410 attachments" do not fit into MOST_BYTES
 
 
 class FabricNode(Resource, frozen=True, kw_only=True):
@@ -220,16 +221,25 @@ def pods_with_faults(node: ThisNode, status: FabricNodeStatus) -> Iterator[tuple
 
 
 def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
-    """The status with as many attachments as MOST_BYTES permits."""
-    every, kept = status.attachments, len(status.attachments)
-    while kept and len(msgspec.json.encode(status)) > MOST_BYTES:
-        kept = kept * 3 // 4
-        status = msgspec.structs.replace(
-            status,
-            attachments=every[:kept],
-            left_out=f"{len(every) - kept} of {len(every)} attachments",
-        )
-    return status
+    """The status within MOST_BYTES: without idle VFs, then with shorter lists."""
+    left = []
+    if _is_too_large(status):
+        used = tuple(hca for hca in status.hcas if not hca.pf or hca.pods or hca.fault)
+        if len(used) < len(status.hcas):
+            left.append(f"{len(status.hcas) - len(used)} idle VFs")
+        status = msgspec.structs.replace(status, hcas=used)
+    for part in ("attachments", "hcas", "pools", "gpus"):
+        every, kept = getattr(status, part), len(getattr(status, part))
+        while kept and _is_too_large(status):
+            kept = kept * 3 // 4
+            status = msgspec.structs.replace(status, **{part: every[:kept]})
+        if kept < len(every):
+            left.append(f"{len(every) - kept} of {len(every)} {part}")
+    return msgspec.structs.replace(status, left_out=", ".join(left))
+
+
+def _is_too_large(status: FabricNodeStatus) -> bool:
+    return len(msgspec.json.encode(status)) > MOST_BYTES
 
 
 def _hca(listed: node_hcas.ListedHCA, topology: Topology, flaps: Mapping[str, int]) -> HcaStatus:
@@ -246,9 +256,14 @@ def _hca(listed: node_hcas.ListedHCA, topology: Topology, flaps: Mapping[str, in
         present=listed.present,
         ports=tuple(_ports(hca)),
         pools=tuple(offer.resource for offer in listed.offered),
-        pods=tuple(dict.fromkeys(holder.container.pod for holder in listed.held)),
+        pods=_pods(holder.container.pod for holder in listed.held),
         fault=listed.fault if listed.offered or listed.held else "",  # an unused port may be down
     )
+
+
+def _pods(names: Iterable[str]) -> tuple[str, ...]:
+    """Each pod once, without those that the schema has no room for."""
+    return tuple(dict.fromkeys(names))[:_MOST_PODS]
 
 
 def _ports(hca: HCA) -> Iterator[PortStatus]:
@@ -292,7 +307,7 @@ def _gpu(gpu: node_gpus.ListedGPU, topology: Topology) -> GpuStatus:
         memory_bytes=gpu.memory_bytes,
         free_bytes=gpu.free_bytes,
         free_percent=None if gpu.free_share is None else round(100 * gpu.free_share),
-        pods=tuple(dict.fromkeys(part.container.pod for part in gpu.held)),
+        pods=_pods(part.container.pod for part in gpu.held),
         fault=gpu.fault if gpu.offered else "",
     )
 

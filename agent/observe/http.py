@@ -34,6 +34,7 @@ MAX_CLIENTS = 16
 MAX_SCRAPES = 4  # the other places are for the page and health checks
 MAX_READERS = 10  # of the page's events
 MAX_KEPT = 16  # documents of the page
+SHARE = 4  # pause after drawing a document, in CPU times of the drawing
 
 State = Callable[[], tuple[bool, str]]  # whether the state is good, and a line of text
 
@@ -47,6 +48,12 @@ class HttpAnswer(NamedTuple):
     status: HTTPStatus
     content: bytes | Generator[bytes, None, None]
     type: str = _TEXT
+
+
+class _Drawn(NamedTuple):
+    content: bytes
+    version: int  # of the feed
+    until: float  # shown until then (time.monotonic()), also after a change
 
 
 class Endpoint(ThreadingMixIn, TCPServer):
@@ -75,7 +82,8 @@ class Endpoint(ThreadingMixIn, TCPServer):
         self._exposition = exposition
         self._feed = feed
         self._readers = threading.BoundedSemaphore(MAX_READERS)
-        self._documents: tuple[int, dict[str, bytes]] = (-1, {})  # by query, of one version
+        self._drawing = threading.Lock()
+        self._documents: dict[str, _Drawn] = {}  # by query
         self._states = {"/healthz": alive, "/readyz": ready}
         self._states |= {f"/{name}": state for name, state in more.items()}
         self._scrapes = threading.BoundedSemaphore(MAX_SCRAPES)
@@ -179,13 +187,19 @@ class Endpoint(ThreadingMixIn, TCPServer):
             self._scrapes.release()
 
     def _document(self, feed: Feed, query: str) -> bytes:
-        nodes, version = feed.nodes(), feed.version
-        if self._documents[0] != version or len(self._documents[1]) >= MAX_KEPT:
-            self._documents = version, {}
-        kept = self._documents[1]
-        if query not in kept:
-            kept[query] = html_page.document(nodes, query)
-        return kept[query]
+        """The page. Takes at most a fifth of a CPU, except for changed queries."""
+        with self._drawing:
+            version, nodes = feed.version, feed.nodes()
+            made = self._documents.get(query)
+            if made is not None and (made.version == version or time.monotonic() < made.until):
+                return made.content
+            began = time.thread_time()
+            content = html_page.document(nodes, query)
+            feed.pause = SHARE * (time.thread_time() - began)
+            if len(self._documents) >= MAX_KEPT:
+                self._documents.clear()
+            self._documents[query] = _Drawn(content, version, time.monotonic() + feed.pause)
+            return content
 
     def _events(self, feed: Feed) -> HttpAnswer:
         if not self._readers.acquire(blocking=False):

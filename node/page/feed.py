@@ -15,11 +15,15 @@ _FIRST_LIST = 5.0  # seconds for which the first reader waits
 
 
 class Feed:
-    """`nodes` returns the present FabricNodes. Whoever changes them calls `changed`."""
+    """`nodes` returns the present FabricNodes. Whoever changes them calls `changed`.
+
+    `pause` is the time in seconds from a change to its event, for a page that costs much to draw.
+    """
 
     def __init__(self, nodes: Callable[[], Nodes]) -> None:
         self.nodes = nodes
         self.version = 0
+        self.pause = 0.0
         self._condition = threading.Condition()
 
     def changed(self) -> None:
@@ -34,14 +38,15 @@ class Feed:
             return self.version
 
     def events(self, ended: Callable[[], bool]) -> Iterator[bytes]:
-        """Yields a server-sent event after each change, at most one a second, until `ended`."""
+        """Yields a server-sent event after changes, at most one a second, until `ended`."""
         told, quiet = self.version, 0.0
         yield b"retry: 2000\n\n"
         while not ended():
             version = self.wait(told, 1.0)
             if version != told:
-                yield b"data: %d\n\n" % version
-                told, quiet = version, 0.0
+                time.sleep(self.pause)
+                told, quiet = self.version, 0.0
+                yield b"data: %d\n\n" % told
                 time.sleep(1.0)
             elif (quiet := quiet + 1.0) >= HEARTBEAT:
                 yield b":\n\n"

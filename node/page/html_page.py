@@ -56,7 +56,7 @@ class Choice(NamedTuple):
         return cls(words, node)
 
     def fits(self, *texts: str) -> bool:
-        return any(self.words.lower() in text.lower() for text in texts)
+        return not self.words or self.words.lower() in "\n".join(texts).lower()
 
 
 def document(every: Nodes, query: str = "") -> bytes:
@@ -232,21 +232,12 @@ def _gpus(nodes: Nodes) -> Sequence[Element]:
 
 
 def _attachments(nodes: Nodes, choice: Choice) -> Sequence[Element]:
-    rows = [
-        (
-            name,
-            one.pod,
-            one.interface,
-            one.phase,
-            one.hca,
-            one.parent,
-            one.pkey,
-            lines(one.addresses),
-            one.network,
-        )
-        for name, status in nodes
-        for one in _fitting(status, name, choice)
-    ]
+    def shown(name: str, one: AttachmentStatus) -> Sequence[Content]:
+        place = one.hca, one.parent, one.pkey
+        return name, one.pod, one.interface, one.phase, *place, lines(one.addresses), one.network
+
+    found = [(name, one) for name, status in nodes for one in _fitting(status, name, choice)]
+    rows = [shown(*each) for each in found[:MOST_ROWS]]
     headers = (
         "Node", "Pod", "Interface", "Phase", "HCA", "On", "P_Key", "Addresses", "Network",
     )  # fmt: skip
@@ -255,7 +246,8 @@ def _attachments(nodes: Nodes, choice: Choice) -> Sequence[Element]:
         for name, status in nodes
         if status.left_out
     ]
-    return [*table("Attachments", headers, rows, MOST_ROWS), *left_out[:MOST_ROWS_OF_NODE]]
+    shown_rows = table("Attachments", headers, rows, MOST_ROWS, more=len(found) - len(rows))
+    return [*shown_rows, *left_out[:MOST_ROWS_OF_NODE]]
 
 
 def _fitting(status: FabricNodeStatus, node: str, choice: Choice) -> Sequence[AttachmentStatus]:

@@ -28,9 +28,16 @@ def lines(texts: Iterable[str]) -> Element:
 
 
 def table(
-    title: str, headers: Sequence[str], rows: Sequence[Sequence[Content]], most: int
+    title: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[Content]],
+    most: int,
+    more: int = 0,
 ) -> Sequence[Element]:
-    """A table that scrolls sideways, with its first `most` rows. Returns nothing without rows."""
+    """A table that scrolls sideways, with its first `most` rows. Returns nothing without rows.
+
+    `more` is the number of rows that the caller has left out.
+    """
     if not rows:
         return ()
     head = tag("tr", *(tag("th", header, scope="col") for header in headers))
@@ -45,6 +52,7 @@ def table(
             aria_label=title,
         )
     ]
-    if len(rows) > most:
-        made.append(tag("p", f"{len(rows) - most} more rows: use the filter, or choose a node."))
+    more += max(len(rows) - most, 0)
+    if more:
+        made.append(tag("p", f"{more} more rows: use the filter, or choose a node."))
     return made

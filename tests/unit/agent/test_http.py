@@ -13,6 +13,8 @@ import pytest
 
 from agent.observe import http
 from agent.observe.http import Endpoint
+from node.fabric_node import FabricNodeStatus
+from node.page.feed import Feed
 from tests.waiting import PATIENCE, until
 
 
@@ -254,3 +256,56 @@ def test_without_metrics_the_states_are_served_at_any_address(agent: Agent) -> N
         assert get(endpoint, "/metrics") == (404, b"the paths are /healthz, /readyz\n")
     with pytest.raises(ValueError, match="does not authenticate clients"):
         Endpoint("0.0.0.0:0", lambda: b"", *states)
+
+
+def test_the_page_is_drawn_once_for_many_readers(agent: Agent) -> None:
+    asked: list[None] = []
+
+    def nodes() -> list[tuple[str, FabricNodeStatus]]:
+        asked.append(None)
+        return [("node-a", FabricNodeStatus(version=str(len(asked))))]
+
+    feed = Feed(nodes)
+    with closing(
+        Endpoint("127.0.0.1:0", None, lambda: agent.alive, lambda: agent.ready, feed)
+    ) as endpoint:
+        status, headers, first = ask(endpoint, b"GET / HTTP/1.0\r\n\r\n")
+        assert status == 200
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert ask(endpoint, b"GET / HTTP/1.0\r\n\r\n")[2] == first
+        feed.changed()
+        until(lambda: ask(endpoint, b"GET / HTTP/1.0\r\n\r\n")[2] != first)
+        assert ask(endpoint, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n")[0] == 403
+        for host in (b"localhost:9810", b"127.0.0.1:1", b"[::1]:9810"):
+            assert ask(endpoint, b"GET / HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")[0] == 200
+
+
+def test_the_readers_of_events_leave_places_for_scrapes(agent: Agent) -> None:
+    feed = Feed(list)
+    with (
+        closing(
+            Endpoint("127.0.0.1:0", None, lambda: agent.alive, lambda: agent.ready, feed)
+        ) as endpoint,
+        ExitStack() as stack,
+    ):
+        readers = []
+        for _ in range(http.MAX_READERS):
+            client = stack.enter_context(closing(connect(endpoint)))
+            client.sendall(b"GET /events HTTP/1.0\r\n\r\n")
+            until(lambda: b"retry" in client.recv(65536))  # noqa: B023
+            readers.append(client)
+        assert ask(endpoint, b"GET /events HTTP/1.0\r\n\r\n")[0] == 503
+        assert ask(endpoint, b"GET /healthz HTTP/1.0\r\n\r\n")[0] == 200
+        feed.changed()
+        assert all(b"data: 1" in client.recv(65536) for client in readers)
+        readers[0].close()
+        feed.changed()  # the closed reader is found by a write
+        feed.changed()
+
+        def has_place() -> bool:
+            feed.changed()
+            client = stack.enter_context(closing(connect(endpoint)))
+            client.sendall(b"GET /events HTTP/1.0\r\n\r\n")
+            return b"200 OK" in client.recv(65536)
+
+        until(has_place)

@@ -25,7 +25,14 @@ from deviceplugin import checkpoint, health
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from host.errors import HostError
 from node import fabric_node
-from node.fabric_node import AttachmentStatus, FabricNode, FabricNodeStatus, observed
+from node.fabric_node import (
+    AttachmentStatus,
+    FabricNode,
+    FabricNodeStatus,
+    HcaStatus,
+    OfferedPool,
+    observed,
+)
 from node.state import ThisNode
 from tests.fake_api import FakeApi, FakeClient, Fault
 from tests.unit.cli.commands import Shell, short_path
@@ -157,6 +164,28 @@ def test_a_large_status_leaves_attachments_out_and_says_how_many() -> None:
     assert status.attachments == many[:kept]
     assert status.left_out == f"{400 - kept} of 400 attachments"
     assert len(msgspec.json.encode(status)) <= fabric_node.MOST_BYTES
+
+
+def test_idle_vfs_are_left_out_first() -> None:
+    vfs = tuple(
+        HcaStatus(id=f"0000:3b:{number // 8:02x}.{number % 8}", pf="0000:3b:00.0", driver="d" * 64)
+        for number in range(2, 402)
+    )
+    used = replace(vfs[7], pods=("ml/worker-0",))
+    attachments = (AttachmentStatus(pod="ml/worker-0", interface="net1"),)
+    status = fabric_node.fitted(
+        FabricNodeStatus(hcas=(*vfs[:7], used, *vfs[8:]), attachments=attachments)
+    )
+    assert (status.hcas, status.attachments) == ((used,), attachments)
+    assert status.left_out == "399 idle VFs"
+
+
+def test_any_status_fits() -> None:
+    pools = (OfferedPool(resource="r" * 317, reasons=("x" * 300,) * 4),) * 256
+    hcas = (HcaStatus(id="i" * 253, pods=("p" * 330,) * 256),) * 64
+    status = fabric_node.fitted(FabricNodeStatus(hcas=hcas, pools=pools))
+    assert len(msgspec.json.encode(status)) <= fabric_node.MOST_BYTES
+    assert "of 64 hcas" in status.left_out
 
 
 def test_110_pods_with_usual_names_fit(paths: Paths) -> None:
