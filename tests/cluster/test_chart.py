@@ -20,6 +20,7 @@ Manifest = dict[str, Any]
 
 OPENSHIFT = ("-f", str(CHART / "values-openshift.yaml"))
 METRICS = ("--set", "metrics.proxy.enabled=true,metrics.serviceMonitor.enabled=true")
+ALERTS = (*METRICS, "--set", "alerts.enabled=true")
 CUSTODIAN = ("-s", "templates/custodian.yaml")
 ADDRESSES = ("addressblocks", "addresspools", "addressreservations")
 POLICIES = ("podfabric-own-blocks",)
@@ -465,6 +466,48 @@ def test_service_monitor_without_the_proxy_says_what_is_missing() -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
         _objects("--set", "metrics.serviceMonitor.enabled=true")
     assert "needs metrics.proxy.enabled" in refused.value.stderr
+
+
+def test_pods_with_a_device_keep_their_labels_and_each_metric_has_the_node() -> None:
+    (endpoint,) = _objects(*METRICS)["ServiceMonitor", "podfabric"]["spec"]["endpoints"]
+    assert endpoint["honorLabels"] is True
+    assert [each["targetLabel"] for each in endpoint["relabelings"]] == ["node"]
+
+
+def test_boards_come_as_config_maps_and_only_if_they_are_enabled() -> None:
+    files = {path.name: path.read_text() for path in CHART.glob("boards/*.json")}
+    boards = ("--set", "boards.enabled=true,boards.labels.team=fabric")
+    plain, objects = _objects(), _objects(*boards)
+    assert objects.keys() - plain.keys() == {
+        ("ConfigMap", f"podfabric-board-{name.removesuffix('.json')}") for name in files
+    }
+    added = [objects[name] for name in objects.keys() - plain.keys()]
+    for one in added:
+        labels = one["metadata"]["labels"]
+        assert (labels["grafana_dashboard"], labels["team"]) == ("1", "fabric")
+    # Grafana's sidecar writes all ConfigMaps into one directory.
+    assert {name: text for one in added for name, text in one["data"].items()} == {
+        f"podfabric-{name}": text for name, text in files.items()
+    }
+    other = _objects(*boards, "--set-string", "boards.labels.grafana_dashboard=2")
+    labels = other["ConfigMap", "podfabric-board-pod"]["metadata"]["labels"]
+    assert labels["grafana_dashboard"] == "2"
+
+
+def _rules(*arguments: str) -> Manifest:
+    spec: Manifest = _objects(*ALERTS, *arguments)["PrometheusRule", "podfabric"]["spec"]
+    return spec
+
+
+def test_each_alert_links_to_its_section_if_there_is_a_place_of_the_page() -> None:
+    page = "https://docs.example/alerts/"
+    spec = _rules("--set", f"alerts.runbooks={page}")
+    rules = [rule for group in spec["groups"] for rule in group["rules"]]
+    for rule in rules:
+        annotations = rule["annotations"]
+        assert annotations.pop("runbook_url") == f"{page}#{rule['alert'].lower()}"
+        assert annotations.keys() == {"summary", "description"}
+    assert spec == _rules()
 
 
 @pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])
