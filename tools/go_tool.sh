@@ -1,6 +1,7 @@
 #!/bin/sh
 # Run a tool that is written in Go: `tools/go_tool.sh helm lint deploy/chart`. The tool is built
-# once, from the Go module proxy, into ${PODFABRIC_CACHE:-~/.cache/podfabric}/tools.
+# once, from the Go module proxy, into ${PODFABRIC_CACHE:-~/.cache/podfabric}/tools. The build of
+# promtool takes up to 25 minutes on a busy machine.
 # `tools/go_tool.sh --path helm` prints its path.
 set -eu
 
@@ -10,7 +11,8 @@ name=${1:-}
 case "$name" in
 helm) package=helm.sh/helm/v3/cmd/helm version=v3.22.0 ;;
 kustomize) package=sigs.k8s.io/kustomize/kustomize/v5 version=v5.7.1 ;;
-*) echo "usage: tools/go_tool.sh [--path] helm|kustomize [ARGUMENT...]" >&2; exit 2 ;;
+promtool) package=github.com/prometheus/prometheus/cmd/promtool version=v0.316.0 ;;
+*) echo "usage: tools/go_tool.sh [--path] helm|kustomize|promtool [ARGUMENT...]" >&2; exit 2 ;;
 esac
 shift
 

@@ -510,6 +510,83 @@ def test_each_alert_links_to_its_section_if_there_is_a_place_of_the_page() -> No
     assert spec == _rules()
 
 
+def _promtool(*arguments: str) -> None:
+    command = [str(CHECKOUT / "tools/go_tool.sh"), "promtool", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.long  # builds promtool once
+def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
+    spec = _rules()
+    for rule in (rule for group in spec["groups"] for rule in group["rules"]):
+        del rule["annotations"]["description"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
+    (tmp_path / "alerts.yaml").write_text((CHECKOUT / "tests/cluster/alerts_test.yaml").read_text())
+    _promtool("check", "rules", "--lint-fatal", str(tmp_path / "rules.yaml"))
+    _promtool("test", "rules", str(tmp_path / "alerts.yaml"))
+
+
+def _expressions() -> dict[str, str]:
+    """The expressions of all boards, with values for Grafana's variables."""
+    found = {}
+    for path in CHART.glob("boards/*.json"):
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel["targets"]:
+                text = target["expr"].replace("$__rate_interval", "5m")
+                for name, value in (("instance", "10.0.0.1"), ("namespace", "a"), ("pod", "p")):
+                    text = text.replace(f'"${name}', f'"{value}')
+                found[f"{path.stem}: {panel['title']} {target['refId']}"] = text
+    return found
+
+
+@pytest.mark.long  # builds promtool once
+def test_expressions_of_boards_join_ports_and_pods(tmp_path: Path) -> None:
+    """node_exporter and the agent have different ports, and may see HCAs of one name on nodes."""
+    expressions = _expressions()
+    rules = [
+        {"record": f"board:{number}", "expr": text}
+        for number, text in enumerate(expressions.values())
+    ]
+    groups = {"groups": [{"name": "boards", "rules": rules}]}
+    (tmp_path / "boards.yaml").write_text(yaml.safe_dump(groups))
+    _promtool("check", "rules", "--lint=none", str(tmp_path / "boards.yaml"))
+
+    counters = {
+        f'node_infiniband_port_data_received_bytes_total{{instance="{host}:9100", '
+        f'device="mlx5_{device}", port="1"}}': f"0+{60 * rate}x10"
+        for host, device, rate in (("10.0.0.1", 0, 7), ("10.0.0.1", 1, 8), ("10.0.0.2", 0, 9))
+    }
+    holders = {
+        f'podfabric_pod_device{{instance="10.0.0.1:9811", namespace="a", pod="{pod}", '
+        f'device="mlx5_{device}", port="1"}}': "1x10"
+        for pod, device in (("p", 0), ("q", 0), ("q", 1))
+    }
+    series = counters | holders
+    port = '{device="mlx5_0", port="1"'
+    of_pod = f'{port}, host="10.0.0.1", instance="10.0.0.1:9811", namespace="a", pod="p"}}'
+    of_ports = [
+        (f'{{device="mlx5_{n}", port="1", instance="10.0.0.1:9100"}}', 7 + n) for n in (0, 1)
+    ]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": expressions[board],
+                "eval_time": "10m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+            }
+            for board, samples in (
+                ("pod: Received A", [(of_pod, 7)]),
+                ("node: Traffic of ports A", of_ports),
+            )
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [test]}))
+    _promtool("test", "rules", str(tmp_path / "test.yaml"))
+
+
 @pytest.mark.parametrize("values", [(), PARTS_OF_GPUS], ids=["hcas", "gpus"])
 def test_openshift_allows_what_the_agents_pod_has(values: tuple[str, ...]) -> None:
     objects = _objects(*OPENSHIFT, *values)
