@@ -78,6 +78,8 @@ def test_its_rights_at_the_api_server_are_those_that_it_uses() -> None:
         "addressreservations: get list watch",
         "addressreservations/status: update",
         "nodes: list",
+        "nodes/status: patch",
+        "fabricnodes: list watch",
         "pods: list",
         "events: create",
     }
