@@ -19,7 +19,7 @@ _MOST_MAPS = 24
 _MOST_TITLES = 4  # pods that a cell names
 
 
-class Network(NamedTuple):
+class MappedNetwork(NamedTuple):
     bits: int  # of an address: 32 or 128
     length: int  # of the prefix
     prefix: int
@@ -37,7 +37,7 @@ Held = dict[int, tuple[AttachmentStatus, str]]  # by address: the attachment, an
 
 def drawn(nodes: Nodes) -> Sequence[Element]:
     """The maps of the networks in which pods hold the most addresses."""
-    networks: dict[Network, Held] = {}
+    networks: dict[MappedNetwork, Held] = {}
     for name, status in nodes:
         for one in status.attachments:
             for written in one.addresses:
@@ -51,15 +51,15 @@ def drawn(nodes: Nodes) -> Sequence[Element]:
     return maps
 
 
-def _parsed(written: str) -> tuple[Network, int]:
+def _parsed(written: str) -> tuple[MappedNetwork, int]:
     """The network and the address of "10.0.0.5/24". Much faster than netaddr, for many nodes."""
     host, _, length = written.partition("/")
     packed = socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     bits, address = 8 * len(packed), int.from_bytes(packed, "big")
-    return Network(bits, int(length), address >> (bits - int(length))), address
+    return MappedNetwork(bits, int(length), address >> (bits - int(length))), address
 
 
-def _map(network: Network, held: Held) -> Element:
+def _map(network: MappedNetwork, held: Held) -> Element:
     """The smallest CIDR block that contains all held addresses, in at most CELLS cells."""
     bits = max((min(held) ^ max(held)).bit_length(), 5)
     bits = min(bits, network.bits - network.length)
