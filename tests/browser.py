@@ -1,4 +1,7 @@
-"""Debian's Chromium without a window, driven by its DevTools protocol."""
+"""Debian's Chromium without a window, driven by its DevTools protocol.
+
+The package kubernetes needs websocket-client, so it is always here.
+"""
 
 import base64
 import json
