@@ -17,7 +17,13 @@ def state_of(hca: HcaStatus) -> tuple[str, str]:
     states = {port.state for port in hca.ports}
     if hca.fault or states - {"ACTIVE"}:
         return ", ".join(sorted(states)).lower() or "faulty", "bad" if hca.fault else "idle"
-    return ("active", "good") if states else ("in a pod", "idle") if hca.rdma else ("", "idle")
+    return (
+        ("active", "good")
+        if states
+        else ("in a pod", "idle")
+        if hca.rdma
+        else ("no RDMA device", "idle")
+    )
 
 
 def drawn(status: FabricNodeStatus) -> Sequence[Element]:
@@ -40,7 +46,14 @@ def drawn(status: FabricNodeStatus) -> Sequence[Element]:
             )
             for switch in switches
         )
-        boxes.append(tag("div", tag("h4", f"NUMA node {socket}"), *groups, class_="socket"))
+        boxes.append(
+            tag(
+                "div",
+                tag("h4", f"NUMA node {socket}" if socket else "NUMA node unknown"),
+                *groups,
+                class_="socket",
+            )
+        )
     if not boxes:
         return ()
     note = "✓ marks a pod that holds an HCA and has an interface on the same HCA."
