@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import urllib.request
@@ -91,14 +92,19 @@ class Tab:
 @contextmanager
 def chromium() -> Iterator[Tab]:
     """A tab of a new browser, for the block."""
-    with tempfile.TemporaryDirectory(prefix="pf-chromium-") as home:
+    # Processes of the browser may write to their profile for a moment after the kill.
+    with tempfile.TemporaryDirectory(prefix="pf-chromium-", ignore_cleanup_errors=True) as home:
         log = Path(home, "log")
         options = ("headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
         command = ["chromium", *(f"--{option}" for option in options)]
         command += ["--remote-debugging-port=0", f"--user-data-dir={home}/profile", "about:blank"]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, "HOME": home}
+                command,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "HOME": home},
+                start_new_session=True,
             )
         try:
             listens = re.compile(r"DevTools listening on ws://(127\.0\.0\.1:\d+)/")
@@ -110,5 +116,5 @@ def chromium() -> Iterator[Tab]:
             with closing(Tab(pages[0]["webSocketDebuggerUrl"])) as tab:
                 yield tab
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait(PATIENCE)
