@@ -120,8 +120,8 @@ class NodeReport(StepThread):
         """The metrics of HCAs and of the pods that hold HCAs."""
         if self._node is not None:
             with suppress(ConfigError, CheckpointDamaged):  # the FabricNode has the fault
-                faults = self._health.counts(time.monotonic())
-                yield from hca_metrics.families(node_hcas.listed(self._node), faults)
+                flaps = {hca.id: hca.flaps for hca in self._status.hcas}
+                yield from hca_metrics.families(node_hcas.listed(self._node), flaps)
 
     def _recent(self) -> list[RefusalStatus]:
         oldest = time.monotonic() - _REMEMBERED
