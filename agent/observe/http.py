@@ -59,7 +59,7 @@ class _Drawn(NamedTuple):
 class Endpoint(ThreadingMixIn, TCPServer):
     """Serves at `listen` (see `agent.settings.listen_address`), with a thread for each client.
 
-    An `exposition` adds /metrics, and a `feed` adds the page. An endpoint without both may listen
+    An `exposition` adds /metrics, and a `feed` adds the page. Without these, an endpoint may listen
     at any address, because the states are not secret. Raises OSError if it cannot listen.
     """
 
@@ -76,7 +76,8 @@ class Endpoint(ThreadingMixIn, TCPServer):
         feed: Feed | None = None,
         **more: State,
     ) -> None:
-        self._listen = listen_address(listen, local=exposition is not None)
+        local = exposition is not None or feed is not None
+        self._listen = listen_address(listen, local=local)
         if self._listen is None:
             raise ValueError("an endpoint needs an address")
         self._exposition = exposition
@@ -187,7 +188,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
             self._scrapes.release()
 
     def _document(self, feed: Feed, query: str) -> bytes:
-        """The page. Takes at most a fifth of a CPU, except for changed queries."""
+        """The page. Drawing one page again takes at most a fifth of a CPU."""
         with self._drawing:
             version, nodes = feed.version, feed.nodes()
             made = self._documents.get(query)

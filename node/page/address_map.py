@@ -60,7 +60,7 @@ def _parsed(written: str) -> tuple[MappedNetwork, int]:
 
 
 def _map(network: MappedNetwork, held: Held) -> Element:
-    """The smallest CIDR block that contains all held addresses, in at most CELLS cells."""
+    """Draws a CIDR block that contains all held addresses. The drawing has at most CELLS cells."""
     bits = max((min(held) ^ max(held)).bit_length(), 5)
     bits = min(bits, network.bits - network.length)
     first = min(held) >> bits << bits

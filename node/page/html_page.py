@@ -1,8 +1,8 @@
 """Draws the page: one HTML document that needs no other file and no script.
 
-`q` of the query filters attachments and refused ADDs, and `node` chooses one node. A node may write
-any text and any number of entries into its object. So every list shows only some entries of each
-node.
+The parameter `q` of a request filters attachments and refused ADDs, and `node` chooses one node. A
+node may write any text and any number of entries into its object. So every list shows only some
+entries of each node.
 """
 
 import base64

@@ -34,7 +34,7 @@ def table(
     most: int,
     more: int = 0,
 ) -> Sequence[Element]:
-    """A table that scrolls sideways, with its first `most` rows. Returns nothing without rows.
+    """A table that scrolls sideways, with its first `most` rows. Returns () if there are no rows.
 
     `more` is the number of rows that the caller has left out.
     """
