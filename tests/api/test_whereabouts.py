@@ -44,6 +44,11 @@ CONTROL_LOOP = Program(
     {"controlloop": "cmd/controlloop"},
     archives=WHEREABOUTS.archives,
 )
+# The tag of this version lacks one program, and its control loop keeps such an address.
+needs_sources = pytest.mark.skipif(
+    not WHEREABOUTS.archive_files(),
+    reason="whereabouts' sources are not here: PODFABRIC_PEERS names their directory",
+)
 RANGE = "10.89.0.0/24"
 POOL = "10.89.0.0-24"
 IPAM = {"range": RANGE}
@@ -281,6 +286,7 @@ def _add_if_it_can(node: ClusterNode, pod: str) -> str | None:
         return None
 
 
+@needs_sources
 def test_the_reconciler_of_whereabouts_leaves_placeholders_alone(
     server: ApiServer, nodes: list[ClusterNode], theirs: Theirs, tmp_path: Path
 ) -> None:
@@ -326,6 +332,7 @@ def their_status(address: str) -> dict[str, str]:
     return {"k8s.v1.cni.cncf.io/network-status": json.dumps([network])}
 
 
+@needs_sources
 def test_the_control_loop_of_whereabouts_leaves_what_is_ours_alone(
     server: ApiServer, nodes: list[ClusterNode], theirs: Theirs, definitions: None, tmp_path: Path
 ) -> None:

@@ -170,7 +170,7 @@ def test_adopted_allocation_has_the_containers_device_node(node: Node, kubelet: 
     kubelet.wait(lambda: kubelet.allocatable(HCA) == 7)
     assert not kubelet.devices(HCA)[before.id][0]
     (face,) = pod_devices.given_to(node.paths, Pod("default", "worker-0", pod.uid)).hcas
-    with pytest.raises(Stale, match=f"the container got mlx5_., {theirs}"):
+    with pytest.raises(Stale, match=f"the container got RDMA device mlx5_., {theirs}"):
         pod_devices.require_current(node.paths, face, [face.device.rdma[0].name])
 
 
