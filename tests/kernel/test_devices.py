@@ -206,7 +206,8 @@ def test_replugged_hcas_with_other_numbers(shared: PoolNode) -> None:
         shared.delete(shared.ipoib, new)
         reply = shared.refused(shared.ipoib, old)
         assert reply.document["code"] == 120
-        for named in (f"got {hca}, ", f" {number}, but HCA {hca} has ", f" {number_of(hca)} now"):
+        got = f"got RDMA device {hca}, "
+        for named in (got, f" {number}, but HCA {hca} has ", f" {number_of(hca)} now"):
             assert named in reply.text
     finally:
         subprocess.run([RDMA, "link", "delete", "rxe9"], check=False)

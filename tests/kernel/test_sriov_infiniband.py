@@ -326,7 +326,7 @@ def test_binding_that_would_give_another_uverbs_device_is_an_error(
     igb.unbind(first)
     lower = before[f"{first} uverbs"]
     reply = sriov.refused("c1", pods[0], deviceID=vf, guid=POD_GUID)
-    changed = f"the pod's {before[f'{vf} uverbs']} to {lower}"
+    changed = f"(before: {before[f'{vf} uverbs']}, now: {lower})"
     assert (reply.document["code"], changed in reply.text) == (100, True)
     assert ib.node_guid(vf) == before[f"{vf} node GUID"]
     igb.unbind(vf)
