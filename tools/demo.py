@@ -51,7 +51,11 @@ def main() -> int:
         kubelet = stack.enter_context(Kubelet(Path(root)))
         ended = stack.enter_context(agent(show))
         show.timed(f"{resource}", partial(offered, kubelet, resource))
-        tour(show, Runtime(), kubelet, definition, {"name": container["name"], "limits": limits})
+        launchers = Path(root, "bin")
+        launchers.mkdir()
+        run(PODFABRIC, "install", "--bin-dir", str(launchers))
+        wanted = {"name": container["name"], "limits": limits}
+        tour(show, Runtime(launchers), kubelet, definition, wanted)
         ended()
         show.title("9  what is left")
         left = {
