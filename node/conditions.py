@@ -14,7 +14,7 @@ from base.problems import Problems
 from base.text import printable
 from kube.client import ClusterApi
 from kube.informer import Mirror, all_nodes
-from kube.resources import ApiError, Node, NodeCondition, NotFound
+from kube.resources import ApiError, Conflict, Node, NodeCondition, NotFound, Refused
 from node.fabric_node import FabricNode
 
 TYPE = "FabricDegraded"
@@ -74,6 +74,7 @@ class NodeConditions(StepThread):
     def _write(self, found: Mapping[str, NodeFaults]) -> None:
         if self._nodes is None or not found.keys() <= self._nodes.keys():
             self._nodes = {node.name: node for node in all_nodes(self._api)}
+        failure: ApiError | None = None
         for name, node in self._nodes.items():
             last = node.condition(TYPE)
             wanted = _condition(found.get(name), last)
@@ -83,8 +84,13 @@ class NodeConditions(StepThread):
                 self._api.set_condition(node, wanted)
             except NotFound:
                 continue
+            except (Conflict, Refused) as error:  # the other Nodes still get their conditions
+                failure = error
+                continue
             others = (each for each in node.status.conditions if each.type != TYPE)
             self._nodes[name] = node.with_conditions((*others, wanted))
+        if failure is not None:
+            raise failure
 
 
 def _faults(node: FabricNode) -> NodeFaults:

@@ -88,6 +88,16 @@ def test_a_node_whose_report_is_gone_is_unknown(cluster: Cluster) -> None:
     assert cluster.status("node-c") == ("", "")
 
 
+def test_a_node_that_refuses_its_condition_stops_no_other(cluster: Cluster) -> None:
+    def fault(verb: str, kind: str, name: str) -> Fault | None:
+        return Fault.REFUSED if (verb, name) == ("set_condition", "node-a") else None
+
+    cluster.conditions = NodeConditions(cluster.api.client("controller", fault))
+    cluster.report("node-b", BROKEN)
+    cluster.steps_until("node-b", "True")
+    assert cluster.status("node-a") == ("", "")
+
+
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])
 def test_a_failed_write_is_repeated(cluster: Cluster, fault: Fault) -> None:
     faults = iter([fault])
