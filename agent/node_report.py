@@ -1,7 +1,7 @@
 """Writes this node's FabricNode on the API server.
 
 The agent looks every second whether the node has changed, and writes a change at most every `PAUSE`
-seconds. Nothing is written if there is no API server, or if it lacks the kind FabricNode.
+seconds. Nothing is written if there is no API server or no kind FabricNode.
 """
 
 import logging

@@ -30,9 +30,9 @@ from node.page.feed import Feed
 MAX_REQUEST = 8 << 10  # bytes; Prometheus sends about 300
 REQUEST_TIME = 3.0  # seconds for a whole request
 ANSWER_TIME = 5.0  # seconds for the client to read its answer
-MAX_CLIENTS = 16
+MAX_CLIENTS = 32
 MAX_SCRAPES = 4  # the other places are for the page and health checks
-MAX_READERS = 10  # of the page's events
+MAX_READERS = 10  # of the page's events, and requests for the page at a time
 MAX_KEPT = 16  # documents of the page
 SHARE = 4  # pause after drawing a document, in CPU times of the drawing
 
@@ -83,7 +83,9 @@ class Endpoint(ThreadingMixIn, TCPServer):
         self._exposition = exposition
         self._feed = feed
         self._readers = threading.BoundedSemaphore(MAX_READERS)
+        self._pages = threading.BoundedSemaphore(MAX_READERS)
         self._drawing = threading.Lock()
+        self._draw_at = 0.0  # not before this time (time.monotonic())
         self._documents: dict[str, _Drawn] = {}  # by query
         self._states = {"/healthz": alive, "/readyz": ready}
         self._states |= {f"/{name}": state for name, state in more.items()}
@@ -165,8 +167,7 @@ class Endpoint(ThreadingMixIn, TCPServer):
             if not _OWN_HOST.fullmatch(host):
                 return HttpAnswer(HTTPStatus.FORBIDDEN, b"open the page as localhost\n")
             if path == "/":
-                page = self._document(self._feed, query)
-                return HttpAnswer(HTTPStatus.OK, page, "text/html; charset=utf-8")
+                return self._page(self._feed, query)
             return self._events(self._feed)
         state = self._states.get(path)
         if state is None:
@@ -187,19 +188,30 @@ class Endpoint(ThreadingMixIn, TCPServer):
         finally:
             self._scrapes.release()
 
+    def _page(self, feed: Feed, query: str) -> HttpAnswer:
+        if not self._pages.acquire(blocking=False):
+            return HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, b"too many pages at once\n")
+        try:
+            page = self._document(feed, query)
+        finally:
+            self._pages.release()
+        return HttpAnswer(HTTPStatus.OK, page, "text/html; charset=utf-8")
+
     def _document(self, feed: Feed, query: str) -> bytes:
-        """The page. Drawing one page again takes at most a fifth of a CPU."""
+        """The page. All drawing together takes at most a fifth of a CPU."""
         with self._drawing:
             version, nodes = feed.version, feed.nodes()
             made = self._documents.get(query)
             if made is not None and (made.version == version or time.monotonic() < made.until):
                 return made.content
+            time.sleep(max(0.0, self._draw_at - time.monotonic()))
             began = time.thread_time()
             content = html_page.document(nodes, query)
             feed.pause = SHARE * (time.thread_time() - began)
             if len(self._documents) >= MAX_KEPT:
                 self._documents.clear()
-            self._documents[query] = _Drawn(content, version, time.monotonic() + feed.pause)
+            self._draw_at = time.monotonic() + feed.pause
+            self._documents[query] = _Drawn(content, version, self._draw_at)
             return content
 
     def _events(self, feed: Feed) -> HttpAnswer:
@@ -209,11 +221,14 @@ class Endpoint(ThreadingMixIn, TCPServer):
 
         def events() -> Generator[bytes, None, None]:
             try:
+                yield b""  # an unstarted generator would not run `finally`
                 yield from feed.events(lambda: self._closing)
             finally:
                 self._readers.release()
 
-        return HttpAnswer(HTTPStatus.OK, events(), "text/event-stream")
+        started = events()
+        next(started)
+        return HttpAnswer(HTTPStatus.OK, started, "text/event-stream")
 
     def _drop_silent(self, count: int) -> None:
         """Shut down the `count` clients that have been connected longest without a request."""

@@ -103,7 +103,7 @@ def test_without_scripts_the_filter_works_by_keyboard(address: str, tab: Tab) ->
 
 
 def test_a_foreign_name_of_this_host_gets_no_page(address: str) -> None:
-    """As a site does whose name resolves to 127.0.0.1."""
+    """The name of a foreign site can resolve to 127.0.0.1."""
     connection = http.client.HTTPConnection(address, timeout=10)
     connection.request("GET", "/", headers={"Host": "evil.example"})
     answer = connection.getresponse()

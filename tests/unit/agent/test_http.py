@@ -309,3 +309,31 @@ def test_the_readers_of_events_leave_places_for_scrapes(agent: Agent) -> None:
             return b"200 OK" in client.recv(65536)
 
         until(has_place)
+
+
+def test_a_reader_that_hangs_up_at_once_gives_its_place_back(agent: Agent) -> None:
+    feed = Feed(list)
+    with closing(
+        Endpoint("127.0.0.1:0", None, lambda: agent.alive, lambda: agent.ready, feed)
+    ) as endpoint:
+        for _ in range(2 * http.MAX_READERS):
+            answer = endpoint.answer("/events")
+            assert answer.status == 200  # else a place was lost
+            assert not isinstance(answer.content, bytes)
+            answer.content.close()  # before the first event
+
+
+def test_changing_queries_do_not_take_the_cpu(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "SHARE", 1000)
+    feed = Feed(lambda: [("node-a", FabricNodeStatus())])
+    with closing(
+        Endpoint("127.0.0.1:0", None, lambda: agent.alive, lambda: agent.ready, feed)
+    ) as endpoint:
+        endpoint.answer("/", "q=0")
+        pause = feed.pause
+        began = time.monotonic()
+        endpoint.answer("/", "q=1")
+        assert time.monotonic() - began > pause / 2
+        assert endpoint.answer("/", "q=1").status == 200
