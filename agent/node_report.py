@@ -18,7 +18,7 @@ import msgspec
 from prometheus_client.metrics_core import Metric
 
 from agent import leasing
-from agent.observe import hca_metrics
+from agent.observe import hca_metrics, pod_counters
 from agent.observe.metrics import installed_version
 from agent.observe.node_events import IN_CLUSTER, TOKEN
 from base import decoding
@@ -35,7 +35,7 @@ from deviceplugin.inventory import Inventory
 from deviceplugin.pools.pool_config import ConfigError
 from gpu.driver.gpu_inventory import GpuMemory
 from host.errors import HostError
-from node import fabric_node, node_hcas, state
+from node import fabric_node, node_hcas, pod_objects, state
 from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
 from node.page.feed import Feed
 from node.state import ThisNode
@@ -48,6 +48,9 @@ LOOK_AGAIN = 0.5  # seconds, while the change of a port is too recent to be repo
 RATES_EVERY = 10.0  # seconds between checks of the rates of ports
 RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks miss
 PAUSE = 10.0  # seconds between two writes
+STEADY_PAUSE = 60.0  # seconds between two writes, if only numbers that change often have changed
+COUNT_EVERY = 2.0  # seconds between two counts of the RDMA objects of pods, at least
+_COUNT_PAUSE = 50  # the pause after a count, in multiples of the time that the count took
 FAULT = "FabricFault"
 MOST_REFUSALS = 16
 _LONGEST_TEXT = 300  # characters of an error
@@ -92,7 +95,7 @@ class NodeReport(StepThread):
         self._gpu_memory: Mapping[str, GpuMemory] = {}
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
         self._inventory, self._health = Inventory(paths), Health()
-        self._looked = self._rates_read = float("-inf")
+        self._looked = self._rates_read = self._count_at = float("-inf")
         self._seen: object = None  # the files, mistakes and refusals of the last look
 
     def refused(self, request: Request, error: CNIError) -> None:
@@ -122,6 +125,8 @@ class NodeReport(StepThread):
             with suppress(ConfigError, CheckpointDamaged):  # the FabricNode has the fault
                 flaps = {hca.id: hca.flaps for hca in self._status.hcas}
                 yield from hca_metrics.families(node_hcas.listed(self._node), flaps)
+            yield hca_metrics.objects(self._status.objects)
+        yield from pod_counters.families(self._paths)
 
     def _recent(self) -> list[RefusalStatus]:
         oldest = time.monotonic() - _REMEMBERED
@@ -153,12 +158,33 @@ class NodeReport(StepThread):
         node = ThisNode(self._paths, tolerant=True, inventory=self._inventory, health=self._health)
         if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
             node.gpu_memory = self._gpu_memory
-        status = fabric_node.observed(node, mistakes, installed_version(), refusals)
+        status = fabric_node.observed(
+            node, mistakes, installed_version(), refusals, self._status.objects
+        )
         self._gpu_memory, self._node = node.gpu_memory, node
         faulty = set(fabric_node.pods_with_faults(node, status))
         for pod, text in faulty - self._faulty:
             self._tell_pod(FAULT, f"the pod has an HCA with a fault: {text}", pod)
         self._faulty = faulty
+        self._show(status)
+
+    def _count(self) -> None:
+        """Count the RDMA objects of pods, unless the last count is too recent."""
+        began, node = time.monotonic(), self._node
+        if node is None or began < self._count_at:
+            return
+        held = self._status.attachments or any(hca.pods for hca in self._status.hcas)
+        try:
+            objects = pod_objects.of_pods(node) if held else ()
+            self._problems.tell("RDMA objects", None)
+        except (HostError, OSError) as error:
+            objects = ()
+            self._problems.tell("RDMA objects", error)
+        now = time.monotonic()
+        self._count_at = now + max(COUNT_EVERY, _COUNT_PAUSE * (now - began))
+        self._show(msgspec.structs.replace(self._status, objects=objects))
+
+    def _show(self, status: FabricNodeStatus) -> None:
         if status != self._status:
             self._status = status
             self.feed.changed()
@@ -166,14 +192,26 @@ class NodeReport(StepThread):
     def step(self) -> float:
         try:
             self._look()
+            self._count()
         except (CNIError, HostError, OSError) as error:
             self._seen = None
             self._problems.tell("FabricNode", error)
             return LOOK
-        written = msgspec.structs.replace(self._stored.status, written="") if self._stored else None
-        if written != self._status and time.monotonic() >= self._write_at:
-            self._write_at = time.monotonic() + self._written()
+        if self._is_due(now := time.monotonic()):
+            self._write_at = now + self._written()
         return LOOK_AGAIN if self._health.pending else LOOK
+
+    def _is_due(self, now: float) -> bool:
+        """Whether the status differs from the stored status, and may be written now."""
+        if now < self._write_at or self._stored is None:
+            return now >= self._write_at
+        wanted = fabric_node.fitted(self._status)
+        stored = msgspec.structs.replace(self._stored.status, written="")
+        if wanted == stored:
+            return False
+        if fabric_node.steady(wanted) != fabric_node.steady(stored):
+            return True
+        return now >= self._write_at - PAUSE + STEADY_PAUSE
 
     def _written(self) -> float:
         """Write the status. Returns the seconds until the next write may begin."""
@@ -207,7 +245,7 @@ class NodeReport(StepThread):
                 owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid}
                 meta = Meta(name=name, owner_references=(owner,))
                 stored = api.create(FabricNode(metadata=meta))
-        status = msgspec.structs.replace(status, written=_now())
+        status = msgspec.structs.replace(fabric_node.fitted(status), written=_now())
         return api.update_status(msgspec.structs.replace(stored, status=status))
 
 

@@ -9,13 +9,18 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from host import procfs
+from host.namespaces import NetworkNamespace
 
 NOSUID, NODEV, NOEXEC, BIND = 2, 4, 8, 4096  # linux/mount.h, MS_...
+_FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # asm-generic/unistd.h, on all architectures
+_CLOEXEC, _CMD_CREATE = 1, 6  # linux/mount.h: FSOPEN_..., FSMOUNT_..., FSCONFIG_...
+_RDONLY_NOSUID_NODEV_NOEXEC = 0xF  # linux/mount.h, MOUNT_ATTR_...
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000  # linux/sched.h
 
@@ -28,6 +33,34 @@ def mount(source: str, target: Path, kind: str, flags: int, options: str = "") -
     """Call mount(2). Raises OSError."""
     encoded = os.fsencode(source), os.fsencode(target), kind.encode(), flags, options.encode()
     _check(_libc.mount(*encoded), str(target))
+
+
+@contextmanager
+def sysfs_of(namespace: NetworkNamespace) -> Iterator[Path]:
+    """The sysfs of a network namespace, for the block. Raises OSError or HostError.
+
+    The kernel shows network and RDMA devices of the namespace in which sysfs was mounted. This
+    mount is in no mount namespace (fsmount(2), Linux 5.2), so it needs no mount point.
+    """
+    with namespace.entered():
+        context = _system_call(_FSOPEN, b"sysfs", _CLOEXEC)
+        try:
+            _system_call(_FSCONFIG, context, _CMD_CREATE, None, None, 0)
+            mounted = _system_call(_FSMOUNT, context, _CLOEXEC, _RDONLY_NOSUID_NODEV_NOEXEC)
+        finally:
+            os.close(context)
+    try:
+        yield Path(f"/proc/self/fd/{mounted}")
+    finally:
+        os.close(mounted)
+
+
+def _system_call(number: int, *arguments: object) -> int:
+    result: int = _libc.syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mounting a sysfs: {os.strerror(code)}")
+    return result
 
 
 def unmount(target: Path) -> None:

@@ -93,6 +93,21 @@ class AttachmentStatus(Part, frozen=True):
     since: str = ""
 
 
+class RdmaObjects(Part, frozen=True):
+    """The number of RDMA objects that a pod's processes have on a device of the host's namespace.
+
+    The fields have the kernel's names: queue pairs, memory regions, completion queues, connection
+    ids.
+    """
+
+    pod: str  # "ml/worker-0", or else the pod's UID
+    device: str  # "mlx5_0"
+    qp: int = 0
+    mr: int = 0
+    cq: int = 0
+    cm_id: int = 0
+
+
 class FaultStatus(Part, frozen=True):
     about: str  # "0000:3b:00.0", "config.yaml"
     text: str
@@ -130,6 +145,7 @@ class FabricNodeStatus(Part, frozen=True):
     pools: tuple[OfferedPool, ...] = ()
     gpus: tuple[GpuStatus, ...] = ()
     attachments: tuple[AttachmentStatus, ...] = ()
+    objects: tuple[RdmaObjects, ...] = ()
     faults: tuple[FaultStatus, ...] = ()
     refusals: tuple[RefusalStatus, ...] = ()
     left_out: str = ""  # "90 of 410 attachments" do not fit into MOST_BYTES
@@ -149,6 +165,7 @@ def observed(
     mistakes: Mapping[str, str],
     version: str,
     refusals: Iterable[RefusalStatus] = (),
+    objects: Iterable[RdmaObjects] = (),
 ) -> FabricNodeStatus:
     """The present status of this node. `mistakes` has the errors of config.yaml, by section."""
     faults = [
@@ -176,10 +193,11 @@ def observed(
         pools=tuple(pools),
         gpus=tuple(gpus),
         attachments=tuple(attachments),
+        objects=tuple(objects),
         faults=tuple(_short(faults[:_MOST_FAULTS])),
         refusals=tuple(refusals),
     )
-    return fitted(msgspec.structs.replace(status, counts=_counts(status, len(faults))))
+    return msgspec.structs.replace(status, counts=_counts(status, len(faults)))
 
 
 def _counts(status: FabricNodeStatus, faults: int) -> Counts:
@@ -220,6 +238,11 @@ def pods_with_faults(node: ThisNode, status: FabricNodeStatus) -> Iterator[tuple
                 yield pod, f"{hca}: {faults[hca]}"
 
 
+def steady(status: FabricNodeStatus) -> FabricNodeStatus:
+    """The status without the numbers that change while jobs run."""
+    return msgspec.structs.replace(status, objects=(), left_out="")
+
+
 def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
     """The status within MOST_BYTES: without idle VFs, then with shorter lists."""
     left = []
@@ -228,7 +251,7 @@ def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
         if len(used) < len(status.hcas):
             left.append(f"{len(status.hcas) - len(used)} idle VFs")
         status = msgspec.structs.replace(status, hcas=used)
-    for part in ("attachments", "hcas", "pools", "gpus"):
+    for part in ("objects", "attachments", "hcas", "pools", "gpus"):
         every, kept = getattr(status, part), len(getattr(status, part))
         while kept and _is_too_large(status):
             kept = kept * 3 // 4

@@ -23,7 +23,7 @@ import yaml
 from prometheus_client.metrics_core import Metric
 
 from agent import leasing
-from agent.observe import hca_metrics
+from agent.observe import hca_metrics, pod_counters
 from agent.observe import metrics as agent_metrics
 from agent.policies import AgentPolicies
 from agent.settings import Settings
@@ -142,7 +142,8 @@ def _agent() -> Iterable[Metric]:
         AgentPolicies(Paths(), Policy).families,
         lambda: [unreadable_family(())],
         lambda: leasing.families(_ANY),
-        lambda: hca_metrics.families((), {}),
+        lambda: [*hca_metrics.families((), {}), hca_metrics.objects(())],
+        lambda: pod_counters.families(Paths(state=Path("/nonexistent"))),
         lambda: [agent_metrics.devices((), {}), agent_metrics.mistakes({})],
     )
     return metrics._registry.collect()

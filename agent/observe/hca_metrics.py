@@ -10,7 +10,9 @@ from prometheus_client.metrics_core import Metric
 
 from base.scrape import gauge
 from base.text import printable
+from host.netlink.rdma_objects import KINDS
 from host.sysfs.discovery import HCA
+from node.fabric_node import RdmaObjects
 from node.node_hcas import HcaHolder, ListedHCA
 
 MOST = 4096  # series, far more than a node has
@@ -50,9 +52,30 @@ def families(hcas: Sequence[ListedHCA], faults: Mapping[str, int]) -> Iterable[M
     )
 
 
+def objects(counts: Iterable[RdmaObjects]) -> Metric:
+    """The RDMA objects of each pod."""
+    return gauge(
+        "podfabric_pod_rdma_objects",
+        "RDMA objects of a pod on a device that is not in the pod's namespace: qp (queue pairs), "
+        "mr (memory regions), cq (completion queues), cm_id (connection ids).",
+        ("namespace", "pod", "device", "type"),
+        {
+            (*map(printable, _named(one.pod)), one.device, kind): getattr(one, kind)
+            for one in counts
+            for kind in KINDS
+        },
+    )
+
+
+def _named(pod: str) -> tuple[str, str]:
+    """The namespace and the name of a pod. Without a known name: "" and the pod's UID."""
+    namespace, _, name = pod.rpartition("/")
+    return namespace, name
+
+
 def _pod(holder: HcaHolder) -> tuple[str, ...]:
     of = holder.container
-    namespace, _, name = of.pod.rpartition("/")  # without a name, the UID is all that is known
+    namespace, name = _named(of.pod)
     return (namespace, name if namespace else "", of.uid, of.name, holder.resource)
 
 

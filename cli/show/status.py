@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from agent.observe.metrics import installed_version
 from base.paths import Paths
 from cli import output
 from cli.output import CLEAR, Cell, Lines, Table
+from host.errors import HostError
 from kube.resources import ApiError
-from node import fabric_node
-from node.fabric_node import FabricNode, FabricNodeStatus, HcaStatus
+from node import fabric_node, pod_objects
+from node.fabric_node import FabricNode, FabricNodeStatus, HcaStatus, RdmaObjects
 from node.state import ThisNode, numa_text
 
 _EVERY = 2.0  # seconds
@@ -65,7 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_this_node() -> tuple[object, Sequence[Table | Lines]]:
     paths = Paths.from_environ(os.environ)
     mistakes = settings.load(paths.config).mistakes
-    status = fabric_node.observed(ThisNode(paths, tolerant=True), mistakes, installed_version())
+    node = ThisNode(paths, tolerant=True)
+    objects: Sequence[RdmaObjects] = ()
+    with suppress(HostError):  # a kernel without RDMA
+        objects = pod_objects.of_pods(node)
+    status = fabric_node.observed(node, mistakes, installed_version(), objects=objects)
     return status, _parts(status)
 
 
@@ -136,6 +142,10 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
         )
         for one in status.attachments
     ]
+    objects = [
+        (one.pod, one.device, *map(str, (one.qp, one.mr, one.cq, one.cm_id)))
+        for one in status.objects
+    ]
     return (
         f"podfabric {status.version}, kernel {status.kernel}",
         Table(("HCA", "NUMA", "VFS", "PORT", "STATE", "RATE", "LINK", "PODS"), hcas),
@@ -145,6 +155,7 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
             ("POD", "INTERFACE", "PHASE", "HCA", "ON", "P_KEY", "ADDRESSES", "NETWORK"),
             attachments,
         ),
+        Table(("OBJECTS OF", "DEVICE", "QP", "MR", "CQ", "CM_ID"), objects),
         f"left out: {status.left_out}" if status.left_out else "",
         *_failures(status),
     )

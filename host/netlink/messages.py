@@ -20,9 +20,14 @@ NETLINK_CAP_ACK = 10  # linux/netlink.h
 NETLINK_RDMA = 20
 # rdma/rdma_netlink.h: RDMA_NL_NLDEV << 10 | RDMA_NLDEV_CMD_GET and so on
 RDMA_GET, RDMA_SET, RDMA_SYS_GET = (5 << 10 | command for command in (1, 2, 6))
+RDMA_RES_QP_GET, RDMA_RES_CM_ID_GET, RDMA_RES_CQ_GET, RDMA_RES_MR_GET = (
+    5 << 10 | command for command in (10, 11, 12, 13)
+)
 
 Message = TypeVar("Message", bound=nlmsg)
+RDMA_OBJECTS = tuple(f"RDMA_NLDEV_ATTR_RES_{kind}" for kind in ("QP", "CM_ID", "CQ", "MR"))
 _ATTRIBUTE = struct.Struct("HH")  # struct nlattr: length with this header, type
+_RES_PID, _PID = 28, struct.Struct("I")  # RDMA_NLDEV_ATTR_RES_PID
 
 
 def message(
@@ -259,10 +264,28 @@ class RdmaMessage(_Message, nlmsg):
         (1, "RDMA_NLDEV_ATTR_DEV_INDEX", "uint32"),
         (2, "RDMA_NLDEV_ATTR_DEV_NAME", "asciiz"),
         (6, "RDMA_NLDEV_ATTR_NODE_GUID", "uint64"),
+        (19, "RDMA_NLDEV_ATTR_RES_QP", "pids"),
+        (30, "RDMA_NLDEV_ATTR_RES_CM_ID", "pids"),
+        (35, "RDMA_NLDEV_ATTR_RES_CQ", "pids"),
+        (40, "RDMA_NLDEV_ATTR_RES_MR", "pids"),
         (66, "RDMA_NLDEV_SYS_ATTR_NETNS_MODE", "uint8"),
         (67, "RDMA_NLDEV_ATTR_DEV_PROTOCOL", "asciiz"),
         (68, "RDMA_NLDEV_NET_NS_FD", "uint32"),
     )
+    nested = RDMA_OBJECTS
+
+    class pids(nla):
+        """A table of RDMA objects."""
+
+        @staticmethod
+        def of_payload(table: bytes) -> list[int]:
+            """The pid of each object. Objects of the kernel have no pid."""
+            return [
+                _PID.unpack_from(table, at + _ATTRIBUTE.size)[0]
+                for start, _, length in _walk(table, 0, len(table))
+                for at, kind, _ in _walk(table, start + _ATTRIBUTE.size, start + length)
+                if kind == _RES_PID
+            ]
 
 
 class ErrorMessage(_Message, nlmsg):

@@ -86,13 +86,7 @@ def read(paths: Paths, device: str, port: int) -> PortCounters | None:
     Returns `None` if the driver has no counters, or if the device is not visible in this network
     namespace. Omits each counter that cannot be read.
     """
-    found: dict[str, int] = {}
-    for folder in ("counters", "hw_counters"):
-        directory = f"{paths.sys}/class/infiniband/{device}/ports/{port}/{folder}"
-        for name in attribute_files.names(directory):
-            value = attribute_files.number(f"{directory}/{name}")
-            if value is not None:
-                found[name] = value
+    found = every(paths, device, port)
     if not found:
         return None
     return PortCounters(
@@ -103,6 +97,18 @@ def read(paths: Paths, device: str, port: int) -> PortCounters | None:
         errors={name: value for name, value in found.items() if name in _ERRORS},
         congestion={name: value for name, value in found.items() if name in _CONGESTION},
     )
+
+
+def every(paths: Paths, device: str, port: int) -> dict[str, int]:
+    """The counters of a port that can be read, by the kernel's names, in the kernel's units."""
+    found: dict[str, int] = {}
+    for folder in ("counters", "hw_counters"):
+        directory = f"{paths.sys}/class/infiniband/{device}/ports/{port}/{folder}"
+        for name in attribute_files.names(directory):
+            value = attribute_files.number(f"{directory}/{name}")
+            if value is not None and name != "lifespan":  # how long the kernel keeps a reading
+                found[name] = value
+    return found
 
 
 def _bytes(words: int | None) -> int | None:

@@ -130,6 +130,7 @@ def _main(nodes: Nodes, choice: Choice, title: str) -> Iterator[Element]:
     yield from _section("gpus", "GPUs", _gpus(nodes))
     yield from _section("addresses", "Addresses", address_map.drawn(nodes))
     yield from _section("attachments", "Attachments", _attachments(nodes, choice))
+    yield from _section("objects", "RDMA objects", _objects(nodes, choice))
 
 
 def _section(name: str, title: str, content: Sequence[Element]) -> Iterator[Element]:
@@ -248,6 +249,20 @@ def _attachments(nodes: Nodes, choice: Choice) -> Sequence[Element]:
     ]
     shown_rows = table("Attachments", headers, rows, MOST_ROWS, more=len(found) - len(rows))
     return [*shown_rows, *left_out[:MOST_ROWS_OF_NODE]]
+
+
+def _objects(nodes: Nodes, choice: Choice) -> Sequence[Element]:
+    rows = [
+        (name, one.pod, one.device, *map(str, (one.qp, one.mr, one.cq, one.cm_id)))
+        for name, status in nodes
+        for one in status.objects[:MOST_ROWS_OF_NODE]
+        if choice.fits(name, one.pod, one.device)
+    ]
+    headers = (
+        "Node", "Pod", "Device", "Queue pairs", "Memory regions", "Completion queues",
+        "Connection ids",
+    )  # fmt: skip
+    return table("RDMA objects", headers, rows, MOST_ROWS)
 
 
 def _fitting(status: FabricNodeStatus, node: str, choice: Choice) -> Sequence[AttachmentStatus]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.observe import pod_counters
 from tests.kernel import cards, igb
 from tests.kernel.cards import Card
 from tests.kernel.igb import RDMA
@@ -56,6 +57,28 @@ def test_rdma_device_moves_with_the_interface_and_returns(
     assert settled() == settled(before)
     assert uverbs(vf) == numbers
     assert sriov.leftovers() == []
+
+
+def test_counters_of_a_port_in_a_pod_are_scraped(sriov: SriovNode, isolated: Card) -> None:
+    config: dict[str, Any] = {"deviceID": isolated.vfs[0], "rdmaIsolation": True}
+
+    def scraped() -> tuple[dict[str, float], float]:
+        """The counters of ibloop0, by the kernel's name, and the number of unreadable ports."""
+        counters, unreadable = pod_counters.families(sriov.paths)
+        assert {each.labels["device"] for each in counters.samples} <= {"ibloop0"}
+        return (
+            {each.labels["counter"]: each.value for each in counters.samples},
+            unreadable.samples[0].value,
+        )
+
+    with pod("isolated") as netns:
+        sriov.add("c1", netns, **config)
+        counters, unreadable = scraped()
+        assert set(counters) == {"sent_pkts", "rcvd_pkts", "sent_bytes", "rcvd_bytes"}
+        assert unreadable == 0
+    assert scraped() == ({}, 1)  # the namespace is gone, and the sweep has not run
+    sriov.delete("c1", "isolated", **config)
+    assert scraped() == ({}, 0)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["Ethernet", "InfiniBand"])

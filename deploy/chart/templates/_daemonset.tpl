@@ -52,11 +52,9 @@ spec:
       priorityClassName: {{ $root.Values.priorityClassName }}
       # The agent creates, moves and restores interfaces of the host.
       hostNetwork: true
-      {{- if $limitsGpus }}
-      # NVIDIA's driver names the processes on a GPU by their host pids. The kernel does the same for
-      # processes that register with the agent.
+      # The kernel names the owners of RDMA objects by their host pids. NVIDIA's driver does the same
+      # for the processes on a GPU.
       hostPID: true
-      {{- end }}
       {{- with $gpuRuntime }}
       # This runtime lets the agent open the GPUs' device nodes, as it lets NVIDIA's device plugin.
       runtimeClassName: {{ . }}

@@ -20,7 +20,7 @@ requiredDropCapabilities: []
 allowHostDirVolumePlugin: true
 allowHostIPC: false
 allowHostNetwork: true
-allowHostPID: {{ eq (include "podfabric.limits-gpus" $root) "true" }}
+allowHostPID: true
 allowHostPorts: false
 readOnlyRootFilesystem: true
 runAsUser: {type: RunAsAny}

@@ -38,7 +38,7 @@
 #define IBLOOP_NO_GUID		~0ULL	/* a VF without a GUID, on ConnectX */
 #define IBLOOP_FULL_MEMBER	0x8000
 
-/* A PF's counters of the traffic of its VFs. */
+/* The counters of an HCA's traffic. A PF shows those of its VFs. */
 enum ibloop_counter {
 	IBLOOP_TX_PACKETS,
 	IBLOOP_RX_PACKETS,
@@ -185,6 +185,7 @@ extern const struct ib_device_ops ibloop_port_ops;
 extern const struct ib_device_ops ibloop_cq_ops;
 extern const struct ib_device_ops ibloop_qp_ops;
 extern const struct ib_device_ops ibloop_pf_ops;
+extern const struct ib_device_ops ibloop_stats_ops;
 
 static inline struct ibloop_hca *to_hca(struct ib_device *ibdev)
 {

@@ -75,6 +75,7 @@ static void ibloop_set_defaults(struct ibloop_hca *hca)
 	ib_set_device_ops(ibdev, &ibloop_port_ops);
 	ib_set_device_ops(ibdev, &ibloop_cq_ops);
 	ib_set_device_ops(ibdev, &ibloop_qp_ops);
+	ib_set_device_ops(ibdev, &ibloop_stats_ops);
 	if (!hca->platform && to_pci_dev(hca->parent)->is_physfn)
 		ib_set_device_ops(ibdev, &ibloop_pf_ops);
 }

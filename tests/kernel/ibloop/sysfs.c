@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The knobs infiniband/<hca>/ibloop/. */
+/* The knobs infiniband/<hca>/ibloop/, and the counters infiniband/<hca>/ports/1/hw_counters/. */
 #include "ibloop.h"
 
 static struct ibloop_hca *dev_to_hca(struct device *dev)
@@ -69,4 +69,37 @@ static struct attribute *ibloop_knob_attrs[] = {
 const struct attribute_group ibloop_knobs = {
 	.name = "ibloop",
 	.attrs = ibloop_knob_attrs,
+};
+
+static const struct rdma_stat_desc ibloop_stats[] = {
+	[IBLOOP_TX_PACKETS] = { .name = "sent_pkts" },
+	[IBLOOP_RX_PACKETS] = { .name = "rcvd_pkts" },
+	[IBLOOP_TX_BYTES] = { .name = "sent_bytes" },
+	[IBLOOP_RX_BYTES] = { .name = "rcvd_bytes" },
+};
+
+static struct rdma_hw_stats *ibloop_alloc_stats(struct ib_device *ibdev, u32 port)
+{
+	return rdma_alloc_hw_stats_struct(ibloop_stats, IBLOOP_COUNTERS, 0);
+}
+
+static int ibloop_get_stats(struct ib_device *ibdev, struct rdma_hw_stats *stats, u32 port,
+			    int index)
+{
+	const struct ibloop_hca *hca = to_hca(ibdev);
+	unsigned long flags;
+	unsigned int i;
+
+	if (!port)
+		return -EINVAL;	/* the device has no counters, only its port */
+	spin_lock_irqsave(&fabric.lock, flags);
+	for (i = 0; i < IBLOOP_COUNTERS; i++)
+		stats->value[i] = hca->counters[i];
+	spin_unlock_irqrestore(&fabric.lock, flags);
+	return IBLOOP_COUNTERS;
+}
+
+const struct ib_device_ops ibloop_stats_ops = {
+	.alloc_hw_port_stats = ibloop_alloc_stats,
+	.get_hw_stats = ibloop_get_stats,
 };

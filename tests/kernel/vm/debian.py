@@ -17,6 +17,8 @@ TOOLS: Mapping[str, str] = {
     "iproute2": "/usr/sbin/ip",
     "iputils-ping": "/usr/bin/ping",
     "kmod": "/sbin/modprobe",
+    "ibverbs-providers": "/etc/libibverbs.d/rxe.driver",
+    "libibverbs-dev": "/usr/include/infiniband/verbs.h",
     "libelf-dev": "/usr/include/libelf.h",  # the headers package's own programs are linked with it
     "make": "/usr/bin/make",
     "perl": "/usr/bin/corelist",  # kernel-doc, which W=1 runs, needs more than perl-base

@@ -5,6 +5,7 @@ import time
 import types
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from agent import node_report
 from agent.node_report import NodeReport
+from agent.observe import pod_counters
 from base.paths import Paths
 from base.pod import Pod
 from base.types import DeviceId
@@ -24,13 +26,15 @@ from cni.spec.request import Request
 from deviceplugin import checkpoint, health
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from host.errors import HostError
-from node import fabric_node
+from host.netlink import rdma
+from node import fabric_node, pod_objects
 from node.fabric_node import (
     AttachmentStatus,
     FabricNode,
     FabricNodeStatus,
     HcaStatus,
     OfferedPool,
+    RdmaObjects,
     observed,
 )
 from node.state import ThisNode
@@ -180,6 +184,13 @@ def test_idle_vfs_are_left_out_first() -> None:
     assert status.left_out == "399 idle VFs"
 
 
+def test_objects_are_left_out_before_attachments() -> None:
+    attachments = (AttachmentStatus(pod="ml/worker-0", interface="net1"),) * 400
+    status = fabric_node.fitted(FabricNodeStatus(attachments=attachments, objects=OBJECTS * 400))
+    assert status.attachments == attachments
+    assert status.left_out.endswith("of 400 objects")
+
+
 def test_any_status_fits() -> None:
     pools = (OfferedPool(resource="r" * 317, reasons=("x" * 300,) * 4),) * 256
     hcas = (HcaStatus(id="i" * 253, pods=("p" * 330,) * 256),) * 64
@@ -191,7 +202,7 @@ def test_any_status_fits() -> None:
 def test_110_pods_with_usual_names_fit(paths: Paths) -> None:
     for number in range(110):
         attach(paths, f"llama-7b-pretraining-worker-{number}", f"ib{number % 8}")
-    status = seen(paths)
+    status = fabric_node.fitted(seen(paths))
     assert (len(status.attachments), status.left_out) == (110, "")
 
 
@@ -260,6 +271,52 @@ def test_the_agent_writes_its_node_once_until_something_changes(
     assert client.calls["get", "FabricNode"] == 1
 
 
+OBJECTS = (RdmaObjects(pod="ml/worker-0", device="mlx5_0", qp=20, mr=3),)
+
+
+def test_changed_objects_alone_are_shown_at_once_and_written_each_minute(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[tuple[RdmaObjects, ...]] = [(), OBJECTS, (replace(OBJECTS[0], qp=21),)]
+    monkeypatch.setattr(pod_objects, "of_pods", lambda node: counted.pop(0))
+    attach(paths, "worker-0")
+    writer, now = report(paths, api.client("agent")), time.monotonic()
+
+    def at(seconds: float) -> tuple[RdmaObjects, ...]:
+        """The stored objects after a step at this time."""
+        monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+        writer.step()
+        return api.look(FabricNode, NODE).status.objects
+
+    assert at(0) == ()
+    assert at(node_report.COUNT_EVERY) == ()
+    ((_, status),) = writer.feed.nodes()
+    assert status.objects == OBJECTS
+    (family,) = (each for each in writer.families() if each.name == "podfabric_pod_rdma_objects")
+    pod = {"namespace": "ml", "pod": "worker-0", "device": "mlx5_0"}
+    assert {each.labels["type"]: each.value for each in family.samples} == {
+        "qp": 20, "mr": 3, "cq": 0, "cm_id": 0
+    }  # fmt: skip
+    assert all(each.labels.items() >= pod.items() for each in family.samples)
+    assert at(node_report.STEADY_PAUSE) == (replace(OBJECTS[0], qp=21),)
+
+
+def test_a_kernel_that_counts_no_objects_stops_nothing(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(node: ThisNode) -> tuple[RdmaObjects, ...]:
+        raise HostError("no RDMA netlink")
+
+    monkeypatch.setattr(pod_objects, "of_pods", refused)
+    monkeypatch.setattr(node_report, "COUNT_EVERY", 0.0)
+    attach(paths, "worker-0")
+    writer = report(paths, api.client("agent"))
+    for _ in range(3):
+        writer.step()
+    assert api.look(FabricNode, NODE).status.counts.attachments == 1
+    assert caplog.text.count("no RDMA netlink") == 1
+
+
 @pytest.mark.parametrize("fault", [Fault.LOST_ANSWER, Fault.LOST_REQUEST, Fault.CONFLICT])
 @pytest.mark.parametrize("verb", ["get", "create", "update_status"])
 def test_a_failed_write_is_repeated(
@@ -291,10 +348,10 @@ def test_a_deleted_object_is_made_again(
 
 def test_a_metric_joins_ports_with_the_pods_that_hold_them(paths: Paths, api: FakeApi) -> None:
     writer = report(paths, api.client("agent"))
-    assert list(writer.families()) == []
+    assert [each.name for each in writer.families() if each.name == "podfabric_pod_device"] == []
     hold(paths, FIRST, "uid-7")
     writer.step()
-    faulty, faults, family = writer.families()
+    faulty, faults, family, *_ = writer.families()
     assert {each.value for each in (*faulty.samples, *faults.samples)} == {0}
     (sample,) = family.samples
     assert sample.value == 1
@@ -310,6 +367,21 @@ def test_a_metric_joins_ports_with_the_pods_that_hold_them(paths: Paths, api: Fa
         "netdev": "ib0",
         "link_layer": "InfiniBand",
     }
+
+
+def test_counters_that_cannot_be_read_are_counted(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pod in ("worker-0", "worker-1", "worker-2"):
+        attach(paths, pod)
+    (first, second, _) = Journal(paths).entries()
+    assert isinstance(first, JournalEntry) and isinstance(second, JournalEntry)
+    Journal(paths).write(replace(first, undo=msgspec.Raw(b'{"rdma": 7}')))  # damaged
+    Journal(paths).write(replace(second, undo=msgspec.Raw(b'{"rdma": [{}]}')))  # no such netns
+    monkeypatch.setattr(rdma, "rdma", nullcontext)
+    monkeypatch.setattr(rdma, "mode", lambda socket: "exclusive")
+    counters, unreadable = pod_counters.families(paths)
+    assert (counters.samples, unreadable.samples[0].value) == ([], 1)
 
 
 def test_a_refused_add_is_shown_once_with_the_time_of_its_first_failure(

@@ -18,6 +18,7 @@ from node.fabric_node import (
     HcaStatus,
     OfferedPool,
     PortStatus,
+    RdmaObjects,
     RefusalStatus,
 )
 from node.page import html_page
@@ -76,6 +77,16 @@ def test_several_nodes_are_a_table_and_one_can_be_chosen() -> None:
     chosen = shown(one, other, query="node=node-0")
     assert "NUMA node" in chosen
     assert "DOWN" not in chosen
+
+
+def test_the_objects_of_pods_are_shown_and_filtered() -> None:
+    objects = tuple(
+        RdmaObjects(pod=f"ml/worker-{number}", device="mlx5_0", qp=200 + number)
+        for number in range(2)
+    )
+    text = shown(FabricNodeStatus(objects=objects), query="q=worker-1")
+    assert "ml/worker-1 mlx5_0 201 0 0 0" in text
+    assert "worker-0" not in text
 
 
 @pytest.mark.parametrize("words", ["worker-1", "ML/WORKER-1", "10.0.0.6", "0000:5e:00.0"])
