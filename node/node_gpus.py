@@ -87,27 +87,28 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
 
     The text is "" if the group's files can be read.
     """
-    from gpu.limits.groups import Groups  # few nodes have groups
-    from gpu.limits.limits_file import GroupError
-    from gpu.limits.region import RegionInvalid
+    from gpu.limits.limits_file import LimitsFile, LimitsInvalid  # few nodes have groups
+    from gpu.limits.region import Region, RegionInvalid
 
-    opened = Groups(node.paths.run / "gpu")
+    directory = f"{node.paths.run}/gpu/{group}"
     try:
-        files = opened.read(group)
-    except (GroupError, OSError) as error:
-        return None, str(error)
-    if files.limit.uuid != uuid:
+        with LimitsFile(f"{directory}/limits") as limits:
+            limit, processes = limits.limit(), limits.processes()
+            allocation = bytes(limits.header().allocation)
+    except (LimitsInvalid, OSError) as error:
+        return None, f"group {group}: {error}"
+    if limit.uuid != uuid:
         return None, f"group {group}: its limits are not of {uuid}"
     problem, region = "", None
     try:
-        with opened.region(group, files) as opened_region:
-            region = opened_region.use()
+        with Region(f"{directory}/region", allocation) as opened:
+            region = opened.use()
     except (RegionInvalid, OSError) as error:
         problem = str(error)
     return GroupUse(
-        memory_bytes=files.limit.memory_bytes,
-        compute_share=files.limit.compute_share,
-        processes=len({one.host_pid for one in files.processes.values() if one.alive}),
+        memory_bytes=limit.memory_bytes,
+        compute_share=limit.compute_share,
+        processes=len({one.host_pid for one in processes.values() if one.alive}),
         used_bytes=region.used_bytes if region else None,
         peak_bytes=region.peak_bytes if region else None,
         denied=region.denied if region else None,

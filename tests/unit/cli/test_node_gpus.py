@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from ctypes import sizeof
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from deviceplugin.pools.formats import load
 from gpu.limits import layout
 from gpu.limits.limits_file import Limit
 from gpu.pools.limit_backend import GpuParts
+from node import node_gpus
+from node.state import ThisNode
 from tests.kubelet import Kubelet
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.cli.gpu_server import GIB, POD_UID, SLICE, SLICES, GpuServer
@@ -104,6 +107,22 @@ def test_a_damaged_count_of_a_tenant_is_told_and_left_as_it_is(paths: Paths, she
         assert part["use"]["memory_bytes"] == 10 * GIB
         assert region.stat().st_size == size, "a command only reads"
         assert f"has {size} bytes" in shell("devices").out
+
+
+def test_reading_the_use_of_parts_leaves_no_file_open(paths: Paths) -> None:
+    server = GpuServer(paths)
+    damaged, removed = (server.hold(0, [f"0000000{number}.10g-25.0"]) for number in range(2))
+    server.hold(1, ["00000003.10g-25.0"])
+    (server.groups.root / damaged / "region").write_bytes(b"x")
+    (server.groups.root / removed / "limits").unlink()
+    node = ThisNode(paths)
+    node_gpus.listed(node)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    for _ in range(8):
+        node_gpus.listed(node)
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_replicas_of_a_gpu_have_holders_and_no_limit(paths: Paths, shell: Shell) -> None:
