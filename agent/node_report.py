@@ -35,10 +35,11 @@ from deviceplugin.inventory import Inventory
 from deviceplugin.pools.pool_config import ConfigError
 from gpu.driver.gpu_inventory import GpuMemory
 from host.errors import HostError
-from node import fabric_node, node_hcas, pod_objects, state
+from node import fabric_node, node_hcas, state, usage
 from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
 from node.page.feed import Feed
 from node.state import ThisNode
+from node.usage import NO_USAGE
 
 if TYPE_CHECKING:
     from kube.client import ClusterApi
@@ -49,8 +50,8 @@ RATES_EVERY = 10.0  # seconds between checks of the rates of ports
 RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks miss
 PAUSE = 10.0  # seconds between two writes
 STEADY_PAUSE = 60.0  # seconds between two writes, if only numbers that change often have changed
-COUNT_EVERY = 2.0  # seconds between two counts of the RDMA objects of pods, at least
-_COUNT_PAUSE = 50  # the pause after a count, in multiples of the time that the count took
+MEASURE_EVERY = 2.0  # seconds between two measurements of what pods use, at least
+_MEASURE_PAUSE = 200  # the pause after a measurement, in multiples of its duration
 FAULT = "FabricFault"
 MOST_REFUSALS = 16
 _LONGEST_TEXT = 300  # characters of an error
@@ -92,10 +93,11 @@ class NodeReport(StepThread):
         self._problems = Problems(_log)
         self._lock = threading.Lock()  # guards `_refusals`
         self._refusals: dict[tuple[str, ...], tuple[float, RefusalStatus]] = {}  # with the time
+        self._usage = NO_USAGE
         self._gpu_memory: Mapping[str, GpuMemory] = {}
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
         self._inventory, self._health = Inventory(paths), Health()
-        self._looked = self._rates_read = self._count_at = float("-inf")
+        self._looked = self._rates_read = self._measure_at = float("-inf")
         self._seen: object = None  # the files, mistakes and refusals of the last look
 
     def refused(self, request: Request, error: CNIError) -> None:
@@ -158,9 +160,7 @@ class NodeReport(StepThread):
         node = ThisNode(self._paths, tolerant=True, inventory=self._inventory, health=self._health)
         if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
             node.gpu_memory = self._gpu_memory
-        status = fabric_node.observed(
-            node, mistakes, installed_version(), refusals, self._status.objects
-        )
+        status = fabric_node.observed(node, mistakes, installed_version(), refusals, self._usage)
         self._gpu_memory, self._node = node.gpu_memory, node
         faulty = set(fabric_node.pods_with_faults(node, status))
         for pod, text in faulty - self._faulty:
@@ -168,21 +168,16 @@ class NodeReport(StepThread):
         self._faulty = faulty
         self._show(status)
 
-    def _count(self) -> None:
-        """Count the RDMA objects of pods, unless the last count is too recent."""
+    def _measure(self) -> None:
+        """Measure what pods use, unless the last measurement is too recent."""
         began, node = time.monotonic(), self._node
-        if node is None or began < self._count_at:
+        if node is None or began < self._measure_at:
             return
-        held = self._status.attachments or any(hca.pods for hca in self._status.hcas)
-        try:
-            objects = pod_objects.of_pods(node) if held else ()
-            self._problems.tell("RDMA objects", None)
-        except (HostError, OSError) as error:
-            objects = ()
-            self._problems.tell("RDMA objects", error)
+        self._usage = usage.measured(node)
+        self._problems.tell("RDMA objects", self._usage.problem or None)
         now = time.monotonic()
-        self._count_at = now + max(COUNT_EVERY, _COUNT_PAUSE * (now - began))
-        self._show(msgspec.structs.replace(self._status, objects=objects))
+        self._measure_at = now + max(MEASURE_EVERY, _MEASURE_PAUSE * (now - began))
+        self._show(fabric_node.with_usage(self._status, self._usage))
 
     def _show(self, status: FabricNodeStatus) -> None:
         if status != self._status:
@@ -192,7 +187,7 @@ class NodeReport(StepThread):
     def step(self) -> float:
         try:
             self._look()
-            self._count()
+            self._measure()
         except (CNIError, HostError, OSError) as error:
             self._seen = None
             self._problems.tell("FabricNode", error)

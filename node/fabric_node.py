@@ -19,16 +19,13 @@ from host.sysfs.topology import Topology
 from kube.resources import Meta, Resource
 from node import node_gpus, node_hcas, pods
 from node.state import ThisNode
+from node.usage import NO_USAGE, GpuPartStatus, Part, RdmaObjects, Usage
 
 MOST_BYTES = 30_000  # of the status as JSON
 _MOST_REASONS = 3  # why ids of a pool are withheld
 _MOST_FAULTS = 32
 _MOST_PODS = 256  # of a device
 _LONGEST_TEXT = 300  # characters of a reason
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A part of the status."""
 
 
 class PortStatus(Part, frozen=True):
@@ -93,21 +90,6 @@ class AttachmentStatus(Part, frozen=True):
     since: str = ""
 
 
-class RdmaObjects(Part, frozen=True):
-    """The number of RDMA objects that a pod's processes have on a device of the host's namespace.
-
-    The fields have the kernel's names: queue pairs, memory regions, completion queues, connection
-    ids.
-    """
-
-    pod: str  # "ml/worker-0", or else the pod's UID
-    device: str  # "mlx5_0"
-    qp: int = 0
-    mr: int = 0
-    cq: int = 0
-    cm_id: int = 0
-
-
 class FaultStatus(Part, frozen=True):
     about: str  # "0000:3b:00.0", "config.yaml"
     text: str
@@ -146,6 +128,7 @@ class FabricNodeStatus(Part, frozen=True):
     gpus: tuple[GpuStatus, ...] = ()
     attachments: tuple[AttachmentStatus, ...] = ()
     objects: tuple[RdmaObjects, ...] = ()
+    gpu_parts: tuple[GpuPartStatus, ...] = ()
     faults: tuple[FaultStatus, ...] = ()
     refusals: tuple[RefusalStatus, ...] = ()
     left_out: str = ""  # "90 of 410 attachments" do not fit into MOST_BYTES
@@ -165,7 +148,7 @@ def observed(
     mistakes: Mapping[str, str],
     version: str,
     refusals: Iterable[RefusalStatus] = (),
-    objects: Iterable[RdmaObjects] = (),
+    usage: Usage = NO_USAGE,
 ) -> FabricNodeStatus:
     """The present status of this node. `mistakes` has the errors of config.yaml, by section."""
     faults = [
@@ -193,11 +176,15 @@ def observed(
         pools=tuple(pools),
         gpus=tuple(gpus),
         attachments=tuple(attachments),
-        objects=tuple(objects),
         faults=tuple(_short(faults[:_MOST_FAULTS])),
         refusals=tuple(refusals),
     )
-    return msgspec.structs.replace(status, counts=_counts(status, len(faults)))
+    counts = _counts(status, len(faults))
+    return with_usage(msgspec.structs.replace(status, counts=counts), usage)
+
+
+def with_usage(status: FabricNodeStatus, usage: Usage) -> FabricNodeStatus:
+    return msgspec.structs.replace(status, objects=usage.objects, gpu_parts=usage.gpu_parts)
 
 
 def _counts(status: FabricNodeStatus, faults: int) -> Counts:
@@ -239,8 +226,8 @@ def pods_with_faults(node: ThisNode, status: FabricNodeStatus) -> Iterator[tuple
 
 
 def steady(status: FabricNodeStatus) -> FabricNodeStatus:
-    """The status without the numbers that change while jobs run."""
-    return msgspec.structs.replace(status, objects=(), left_out="")
+    """The status without its numbers that change while jobs run."""
+    return msgspec.structs.replace(with_usage(status, NO_USAGE), left_out="")
 
 
 def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
@@ -251,13 +238,13 @@ def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
         if len(used) < len(status.hcas):
             left.append(f"{len(status.hcas) - len(used)} idle VFs")
         status = msgspec.structs.replace(status, hcas=used)
-    for part in ("objects", "attachments", "hcas", "pools", "gpus"):
+    for part in ("objects", "gpu_parts", "attachments", "hcas", "pools", "gpus"):
         every, kept = getattr(status, part), len(getattr(status, part))
         while kept and _is_too_large(status):
             kept = kept * 3 // 4
             status = msgspec.structs.replace(status, **{part: every[:kept]})
         if kept < len(every):
-            left.append(f"{len(every) - kept} of {len(every)} {part}")
+            left.append(f"{len(every) - kept} of {len(every)} {part.replace('_', ' ')}")
     return msgspec.structs.replace(status, left_out=", ".join(left))
 
 

@@ -28,6 +28,7 @@ class GroupUse(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int | None = None  # `None` if the tenant has damaged the file
     peak_bytes: int | None = None
     denied: int | None = None  # refused allocations
+    wait_ns: int | None = None  # the sum of all waits of launches
 
 
 class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +113,7 @@ def _use(node: ThisNode, group: str, uuid: str) -> tuple[GroupUse | None, str]:
         used_bytes=region.used_bytes if region else None,
         peak_bytes=region.peak_bytes if region else None,
         denied=region.denied if region else None,
+        wait_ns=region.wait_ns if region else None,
     ), problem
 
 

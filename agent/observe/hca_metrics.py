@@ -12,8 +12,8 @@ from base.scrape import gauge
 from base.text import printable
 from host.netlink.rdma_objects import KINDS
 from host.sysfs.discovery import HCA
-from node.fabric_node import RdmaObjects
 from node.node_hcas import HcaHolder, ListedHCA
+from node.usage import RdmaObjects
 
 MOST = 4096  # series, far more than a node has
 LABELS = (

@@ -5,7 +5,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from agent.observe.metrics import installed_version
 from base.paths import Paths
 from cli import output
 from cli.output import CLEAR, Cell, Lines, Table
-from host.errors import HostError
 from kube.resources import ApiError
-from node import fabric_node, pod_objects
-from node.fabric_node import FabricNode, FabricNodeStatus, HcaStatus, RdmaObjects
+from node import fabric_node, usage
+from node.fabric_node import FabricNode, FabricNodeStatus, HcaStatus
 from node.state import ThisNode, numa_text
 
 _EVERY = 2.0  # seconds
@@ -68,10 +66,8 @@ def _of_this_node() -> tuple[object, Sequence[Table | Lines]]:
     paths = Paths.from_environ(os.environ)
     mistakes = settings.load(paths.config).mistakes
     node = ThisNode(paths, tolerant=True)
-    objects: Sequence[RdmaObjects] = ()
-    with suppress(HostError):  # a kernel without RDMA
-        objects = pod_objects.of_pods(node)
-    status = fabric_node.observed(node, mistakes, installed_version(), objects=objects)
+    measured = usage.measured(node)
+    status = fabric_node.observed(node, mistakes, installed_version(), usage=measured)
     return status, _parts(status)
 
 
@@ -142,15 +138,14 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
         )
         for one in status.attachments
     ]
-    objects = [
-        (one.pod, one.device, *map(str, (one.qp, one.mr, one.cq, one.cm_id)))
-        for one in status.objects
-    ]
+    objects = [one.texts for one in status.objects]
+    parts = [part.texts for part in status.gpu_parts]
     return (
         f"podfabric {status.version}, kernel {status.kernel}",
         Table(("HCA", "NUMA", "VFS", "PORT", "STATE", "RATE", "LINK", "PODS"), hcas),
         Table(("POOL", "IDS", "HELD", "WITHHELD", "WHY"), pools, folded=True),
         Table(("GPU", "UUID", "NUMA", "POOLS", "PODS", "FAULT"), gpus),
+        Table(("GPU", "POD", "CONTAINER", "MEMORY", "USED", "TIME", "THROTTLED"), parts),
         Table(
             ("POD", "INTERFACE", "PHASE", "HCA", "ON", "P_KEY", "ADDRESSES", "NETWORK"),
             attachments,

@@ -229,7 +229,19 @@ def _gpus(nodes: Nodes) -> Sequence[Element]:
     headers = (
         "Node", "GPU", "UUID", "Pools", "Memory", "Free memory", "Free time", "Pods", "Fault",
     )  # fmt: skip
-    return table("GPUs", headers, rows, MOST_ROWS)
+    return [*table("GPUs", headers, rows, MOST_ROWS), *_gpu_parts(nodes)]
+
+
+def _gpu_parts(nodes: Nodes) -> Sequence[Element]:
+    rows = [
+        (name, *part.texts)
+        for name, status in nodes
+        for part in status.gpu_parts[:MOST_ROWS_OF_NODE]
+    ]
+    headers = (
+        "Node", "GPU", "Pod", "Container", "Memory limit", "Used memory", "Time limit", "Throttled",
+    )  # fmt: skip
+    return table("Parts of GPUs", headers, rows, MOST_ROWS)
 
 
 def _attachments(nodes: Nodes, choice: Choice) -> Sequence[Element]:
@@ -253,7 +265,7 @@ def _attachments(nodes: Nodes, choice: Choice) -> Sequence[Element]:
 
 def _objects(nodes: Nodes, choice: Choice) -> Sequence[Element]:
     rows = [
-        (name, one.pod, one.device, *map(str, (one.qp, one.mr, one.cq, one.cm_id)))
+        (name, *one.texts)
         for name, status in nodes
         for one in status.objects[:MOST_ROWS_OF_NODE]
         if choice.fits(name, one.pod, one.device)

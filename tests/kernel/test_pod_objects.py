@@ -6,10 +6,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from base.paths import Paths
-from node import pod_objects
-from node.fabric_node import RdmaObjects
+from node import usage
 from node.state import ThisNode
+from node.usage import RdmaObjects
 from tests.kernel import verbs
+from tests.unit.node.test_fabric_node import attach
 from tests.waiting import until
 
 DEVICE = "rxe7"
@@ -39,11 +40,12 @@ def pod_with(uid: str, number: int, *words: str) -> Iterator[subprocess.Popen[st
 
 
 def counts(paths: Paths) -> list[RdmaObjects]:
-    return list(pod_objects.of_pods(ThisNode(paths, tolerant=True)))
+    return list(usage.measured(ThisNode(paths, tolerant=True)).objects)
 
 
 def test_objects_are_counted_by_pod_until_their_process_ends(tmp_path: Path) -> None:
     paths = Paths(state=tmp_path, run=tmp_path / "run")
+    attach(paths, "worker-0")  # without pods, nothing is counted
     with ExitStack() as stack:
         stack.enter_context(verbs.soft_roce(DEVICE))
         own_pids = ("unshare", "--pid", "--fork", "--kill-child")

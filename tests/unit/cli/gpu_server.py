@@ -9,6 +9,7 @@ from base.paths import Paths
 from base.types import DeviceId
 from deviceplugin import checkpoint
 from deviceplugin.checkpoint import AllocatedGPU, Allocation
+from gpu.limits import layout
 from gpu.limits.groups import Groups
 from gpu.limits.limits_file import Limit
 from tests.unit.gpu.driver import Driver
@@ -75,6 +76,12 @@ class GpuServer:
             count = len(ids)
             self.groups.make(group, Limit(uuid, count * 10 * GIB, count * 0.25))
         return group
+
+    def using(self, group: str, **of_gpu: int) -> None:
+        """Write into the group's region what its processes would."""
+        with (self.groups.root / group / "region").open("r+b") as region:
+            region.seek(layout.USE_AT)
+            region.write(bytes(layout.PfGpu(**of_gpu)))
 
     def hold_whole(self, number: int, resource: str, ids: Sequence[str]) -> None:
         """A container holds replicas of a GPU, of which nothing is limited."""

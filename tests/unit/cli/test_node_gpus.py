@@ -1,7 +1,6 @@
 """The GPUs in `devices` and `explain`: holders, limits, use, distances."""
 
 from collections.abc import Callable, Iterator
-from ctypes import sizeof
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,6 @@ def _gpus(shell: Shell, *given: str) -> list[dict[str, Any]]:
     return found
 
 
-def _using(server: GpuServer, group: str, **of_gpu: int) -> None:
-    """Write into the group's region what its processes would."""
-    with (server.groups.root / group / "region").open("r+b") as region:
-        use = layout.PfGpu(**of_gpu)
-        region.seek(layout.USE_AT)
-        region.write(bytes(use))
-    assert sizeof(layout.PfGpu) < layout.REGION_SIZE
-
-
 def test_each_gpu_has_its_pool_what_is_free_and_the_distance_to_each_hca(
     paths: Paths, shell: Shell
 ) -> None:
@@ -75,7 +65,7 @@ def test_each_gpu_has_its_pool_what_is_free_and_the_distance_to_each_hca(
 def test_a_part_has_its_holder_limit_use_and_share(paths: Paths, shell: Shell) -> None:
     server = GpuServer(paths)
     group = server.hold(0, ["00000000.10g-25.0", "00000000.10g-25.1"])
-    _using(server, group, used_bytes=3 * GIB, peak_bytes=5 * GIB, denied=7)
+    server.using(group, used_bytes=3 * GIB, peak_bytes=5 * GIB, denied=7)
     server.groups.register(group, 0, 4711, 1)
 
     (part,) = _gpus(shell)[0]["held"]
@@ -214,10 +204,10 @@ def test_a_pods_parts_are_explained_with_use_and_the_way_to_its_hca(
             limits = {"rdma/hca": 1, SLICE: 2}
             kubelet.admit("trainer", [{"name": "main", "limits": limits}], namespace="ml")
             (group,) = server.groups.names()
-            _using(server, group, used_bytes=GIB, peak_bytes=2 * GIB)
+            server.using(group, used_bytes=GIB, peak_bytes=2 * GIB)
             kubelet.admit("server", [{"name": "main", "limits": {SLICE: 1}}], namespace="ml")
             (other,) = set(server.groups.names()) - {group}
-            _using(server, other, used_bytes=8 * GIB, peak_bytes=9 * GIB)
+            server.using(other, used_bytes=8 * GIB, peak_bytes=9 * GIB)
             (paths.dev / "nvidia1").unlink()
             shell.as_kept("podfabric devices --gpus")
             found = shell("explain", "ml/trainer", "-o", "json").document()

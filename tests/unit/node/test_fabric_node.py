@@ -27,17 +27,18 @@ from deviceplugin import checkpoint, health
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from host.errors import HostError
 from host.netlink import rdma
-from node import fabric_node, pod_objects
+from host.netlink.rdma import RdmaNetlink
+from node import fabric_node, usage
 from node.fabric_node import (
     AttachmentStatus,
     FabricNode,
     FabricNodeStatus,
     HcaStatus,
     OfferedPool,
-    RdmaObjects,
     observed,
 )
 from node.state import ThisNode
+from node.usage import RdmaObjects, Usage
 from tests.fake_api import FakeApi, FakeClient, Fault
 from tests.unit.cli.commands import Shell, short_path
 from tests.unit.host import servers
@@ -277,8 +278,8 @@ OBJECTS = (RdmaObjects(pod="ml/worker-0", device="mlx5_0", qp=20, mr=3),)
 def test_changed_objects_alone_are_shown_at_once_and_written_each_minute(
     paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted: list[tuple[RdmaObjects, ...]] = [(), OBJECTS, (replace(OBJECTS[0], qp=21),)]
-    monkeypatch.setattr(pod_objects, "of_pods", lambda node: counted.pop(0))
+    counted = [Usage(), Usage(OBJECTS), Usage((replace(OBJECTS[0], qp=21),))]
+    monkeypatch.setattr(usage, "measured", lambda node: counted.pop(0))
     attach(paths, "worker-0")
     writer, now = report(paths, api.client("agent")), time.monotonic()
 
@@ -289,7 +290,7 @@ def test_changed_objects_alone_are_shown_at_once_and_written_each_minute(
         return api.look(FabricNode, NODE).status.objects
 
     assert at(0) == ()
-    assert at(node_report.COUNT_EVERY) == ()
+    assert at(node_report.MEASURE_EVERY) == ()
     ((_, status),) = writer.feed.nodes()
     assert status.objects == OBJECTS
     (family,) = (each for each in writer.families() if each.name == "podfabric_pod_rdma_objects")
@@ -304,11 +305,12 @@ def test_changed_objects_alone_are_shown_at_once_and_written_each_minute(
 def test_a_kernel_that_counts_no_objects_stops_nothing(
     paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(node: ThisNode) -> tuple[RdmaObjects, ...]:
+    def refused() -> RdmaNetlink:
         raise HostError("no RDMA netlink")
 
-    monkeypatch.setattr(pod_objects, "of_pods", refused)
-    monkeypatch.setattr(node_report, "COUNT_EVERY", 0.0)
+    monkeypatch.setattr(rdma, "rdma", refused)
+    monkeypatch.setattr(node_report, "MEASURE_EVERY", 0.0)
+    monkeypatch.setattr(node_report, "_MEASURE_PAUSE", 0)
     attach(paths, "worker-0")
     writer = report(paths, api.client("agent"))
     for _ in range(3):

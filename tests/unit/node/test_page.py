@@ -18,11 +18,11 @@ from node.fabric_node import (
     HcaStatus,
     OfferedPool,
     PortStatus,
-    RdmaObjects,
     RefusalStatus,
 )
 from node.page import html_page
 from node.page.feed import ClusterFeed, Feed
+from node.usage import GpuPartStatus, RdmaObjects
 from tests.fake_api import FakeApi
 from tests.waiting import until
 
@@ -106,6 +106,8 @@ def test_the_filter_finds_pods_addresses_and_hcas(words: str) -> None:
 
 def test_a_foreign_node_cannot_break_the_page_of_others() -> None:
     long = "\x00\x1b]0;\udcff\u202e</script><script>alert(1)</script>" * 40
+    gpu = GpuStatus(id=long, numa=2**62, memory_bytes=-1, free_percent=-(2**62))
+    part = GpuPartStatus(gpu=long, pod=long, container=long, used_bytes=-(2**62))
     evil = FabricNodeStatus(
         version=long,
         written=long,
@@ -114,7 +116,8 @@ def test_a_foreign_node_cannot_break_the_page_of_others() -> None:
             for _ in range(1000)
         ),
         pools=(OfferedPool(resource=long, ids=-1, held=2**62, withheld=-1, reasons=(long,)),) * 256,
-        gpus=(GpuStatus(id=long, numa=2**62, memory_bytes=-1, free_percent=-(2**62)),) * 64,
+        gpus=(gpu,) * 64,
+        gpu_parts=(part,) * 1000,
         attachments=(attachment(long, long, "10.0.0.5/24", "::1/0", "fe80::/999"),) * 4096,
         faults=(FaultStatus(about=long, text=long),) * 32,
         refusals=(RefusalStatus(pod=long, code=2**62),) * 16,

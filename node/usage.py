@@ -1,0 +1,128 @@
+"""Measures what pods use now: RDMA objects on shared HCAs, and parts of GPUs."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
+
+import msgspec
+
+from cni.attachments.journal import Journal, JournalEntry
+from gpu.limits import processes
+from host.errors import HostError
+from host.netlink import rdma, rdma_objects
+from node import node_gpus
+from node.node_gpus import GpuPart, bytes_text
+from node.state import ThisNode
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A part of a FabricNode's status."""
+
+
+class RdmaObjects(Part, frozen=True):
+    """The RDMA objects of a pod's processes on a device of the host's namespace.
+
+    The fields have the kernel's names: queue pairs, memory regions, completion queues, connection
+    ids.
+    """
+
+    pod: str  # "ml/worker-0", or else the pod's UID
+    device: str  # "mlx5_0"
+    qp: int = 0
+    mr: int = 0
+    cq: int = 0
+    cm_id: int = 0
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The fields in their order, for a table."""
+        return (self.pod, self.device, *map(str, (self.qp, self.mr, self.cq, self.cm_id)))
+
+
+class GpuPartStatus(Part, frozen=True):
+    """A container's part of a GPU. The container reports its use, which may be wrong."""
+
+    gpu: str  # PCI address
+    pod: str
+    container: str = ""
+    memory_bytes: int | None = None  # `None`: no limit
+    percent: int | None = None  # of the GPU's time; `None`: no limit
+    used_bytes: int | None = None  # in whole MiB; `None`: unknown
+    waited_seconds: int | None = None  # the sum of all waits of launches; `None`: unknown
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """GPU, pod, container, memory limit, used memory, time limit and waits, for a table."""
+        return (
+            self.gpu,
+            self.pod or "not known",
+            self.container,
+            bytes_text(self.memory_bytes) or "all",
+            bytes_text(self.used_bytes),
+            "all" if self.percent is None else f"{self.percent} %",
+            "" if self.waited_seconds is None else f"{self.waited_seconds} s",
+        )
+
+
+class Usage(msgspec.Struct, frozen=True):
+    objects: tuple[RdmaObjects, ...] = ()
+    gpu_parts: tuple[GpuPartStatus, ...] = ()
+    problem: str = ""  # the reason why objects cannot be counted
+
+
+NO_USAGE = Usage()
+
+
+def measured(node: ThisNode) -> Usage:
+    """The present use. Counts RDMA objects only if a pod holds a device or has an interface."""
+    parts = tuple(map(_part, node_gpus.held_parts(node, [])))
+    objects: tuple[RdmaObjects, ...] = ()
+    problem = ""
+    if node.allocations or any(Journal(node.paths).entries()):
+        try:
+            objects = tuple(_objects(node))
+        except HostError as error:
+            problem = str(error)
+    return Usage(objects, parts, problem)
+
+
+def _part(part: GpuPart) -> GpuPartStatus:
+    used, waited = (part.use.used_bytes, part.use.wait_ns) if part.use else (None, None)
+    return GpuPartStatus(
+        gpu=part.gpu,
+        pod=part.container.pod,
+        container=part.container.name,
+        memory_bytes=part.memory_bytes or None,
+        percent=round(100 * part.compute_share) or None,
+        used_bytes=None if used is None else used >> 20 << 20,
+        waited_seconds=None if waited is None else waited // 10**9,
+    )
+
+
+def _objects(node: ThisNode) -> Iterator[RdmaObjects]:
+    """The objects of each pod on each device, sorted. Raises HostError.
+
+    The cgroup of an object's process names the pod. Yields nothing outside the host's PID
+    namespace, because the kernel hides the pids there.
+    """
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    with rdma.rdma() as socket:
+        for device in rdma.devices(socket) if processes.sees_the_host() else ():
+            for kind, by_pid in rdma_objects.by_process(socket, device).items():
+                for pid, count in by_pid.items():
+                    if container := processes.container_of(pid):
+                        of_pod = counts.setdefault((container.pod_uid, device.name), Counter())
+                        of_pod[kind] += count
+    names = _names(node, {uid for uid, _ in counts})
+    for (uid, device_name), found in sorted(counts.items()):
+        yield RdmaObjects(pod=names.get(uid, uid), device=device_name, **found)
+
+
+def _names(node: ThisNode, uids: Set[str]) -> Mapping[str, str]:
+    """The names of pods that hold a device or have an interface, by UID."""
+    holders = node.holders.by_key.values() if uids else ()
+    names = {holder.uid: holder.pod for holder in holders if "/" in holder.pod}
+    if not uids <= names.keys():
+        for entry in Journal(node.paths).entries():
+            if isinstance(entry, JournalEntry):
+                names.setdefault(entry.pod_uid, f"{entry.pod_namespace}/{entry.pod_name}")
+    return names
