@@ -7,8 +7,10 @@ seconds. Nothing is written if there is no API server or no kind FabricNode.
 import logging
 import os
 import platform
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -54,6 +56,7 @@ MEASURE_EVERY = 2.0  # seconds between two measurements of what pods use, at lea
 _MEASURE_PAUSE = 200  # the pause after a measurement, in multiples of its duration
 FAULT = "FabricFault"
 MOST_REFUSALS = 16
+MOST_OF_NAMESPACE = 4  # refusals
 _LONGEST_TEXT = 300  # characters of an error
 _REMEMBERED = 3600.0  # seconds for which a failed ADD is shown
 _LONGEST = 120.0  # seconds from a failed write to the next attempt
@@ -115,11 +118,14 @@ class NodeReport(StepThread):
             text=printable(error.message)[:_LONGEST_TEXT],
             since=_now(),
         )
-        key = refusal.pod, refusal.interface, refusal.text
+        words = re.sub("[0-9]+", "", refusal.text)  # the next attempt may have another number
+        key = pod.namespace, refusal.pod, refusal.interface, words
         with self._lock:
-            self._refusals.setdefault(key, (time.monotonic(), refusal))
-            while len(self._refusals) > MOST_REFUSALS:
-                del self._refusals[next(iter(self._refusals))]
+            at, first = self._refusals.get(key, (time.monotonic(), refusal))
+            self._refusals[key] = at, msgspec.structs.replace(refusal, since=first.since)
+            ((crowded, most),) = Counter(each[0] for each in self._refusals).most_common(1)
+            if most > MOST_OF_NAMESPACE or len(self._refusals) > MOST_REFUSALS:
+                del self._refusals[next(each for each in self._refusals if each[0] == crowded)]
 
     def families(self) -> Iterable[Metric]:
         """The metrics of HCAs and of the pods that hold HCAs."""

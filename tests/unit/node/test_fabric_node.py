@@ -411,15 +411,48 @@ def test_a_refused_add_is_shown_once_with_the_time_of_its_first_failure(
     assert api.look(FabricNode, NODE).status.refusals == ()
 
 
+def refuse(writer: NodeReport, namespace: str, ifname: str, text: str) -> None:
+    names = f"K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=worker-0"
+    request = Request(command="ADD", ifname=ifname, args=names)
+    writer.refused(request, CNIError(Code.TRY_AGAIN, text))
+
+
+def kept(writer: NodeReport) -> list[tuple[str, str]]:
+    writer.step()
+    ((_, status),) = writer.feed.nodes()
+    assert all(0 < len(one.text) <= 300 for one in status.refusals)
+    return [(one.pod.partition("/")[0], one.interface) for one in status.refusals]
+
+
 def test_only_the_last_16_refused_adds_are_kept(paths: Paths, api: FakeApi) -> None:
     writer = report(paths, api.client("agent"))
     for number in range(20):
-        request = Request(command="ADD", ifname=f"net{number}")
-        writer.refused(request, CNIError(Code.TRY_AGAIN, "x" * 1000))
-    writer.step()
-    kept = api.look(FabricNode, NODE).status.refusals
-    assert [one.interface for one in kept] == [f"net{number}" for number in range(4, 20)]
-    assert all(0 < len(one.text) <= 300 for one in kept)
+        refuse(writer, f"ns{number}", "net1", "x" * 1000)
+    assert kept(writer) == [(f"ns{number}", "net1") for number in range(4, 20)]
+    assert len(api.look(FabricNode, NODE).status.refusals) == 16
+
+
+def test_refused_adds_of_one_namespace_leave_those_of_others(paths: Paths, api: FakeApi) -> None:
+    writer = report(paths, api.client("agent"))
+    refuse(writer, "quiet", "net1", "no block is free")
+    for number in range(20):
+        refuse(writer, "loud", f"net{number}", "no block is free")
+    of_loud = [("loud", f"net{number}") for number in range(16, 20)]
+    assert kept(writer) == [("quiet", "net1"), *of_loud]
+    for number in range(12):  # the last leaves no room
+        refuse(writer, f"ns{number}", "net1", "no block is free")
+    others = [(f"ns{number}", "net1") for number in range(12)]
+    assert kept(writer) == [("quiet", "net1"), *of_loud[1:], *others]
+
+
+def test_a_refused_add_with_another_number_is_the_same_refused_add(
+    paths: Paths, api: FakeApi
+) -> None:
+    writer = report(paths, api.client("agent"))
+    for number in range(20):
+        refuse(writer, "ml", "net1", f"sandbox {number} is gone")
+    assert kept(writer) == [("ml", "net1")]
+    assert api.look(FabricNode, NODE).status.refusals[0].text == "sandbox 19 is gone"
 
 
 def test_a_refused_add_with_impossible_names_fits_the_schema(paths: Paths, api: FakeApi) -> None:
