@@ -186,8 +186,8 @@ class NodeReport(StepThread):
         self._show(fabric_node.with_usage(self._status, self._usage))
 
     def _show(self, status: FabricNodeStatus) -> None:
-        if status != self._status:
-            self._status = status
+        if msgspec.structs.replace(status, written=self._status.written) != self._status:
+            self._status = msgspec.structs.replace(status, written=_now())
             self.feed.changed()
 
     def step(self) -> float:
@@ -207,7 +207,7 @@ class NodeReport(StepThread):
         if now < self._write_at or self._stored is None:
             return now >= self._write_at
         wanted = fabric_node.fitted(self._status)
-        stored = msgspec.structs.replace(self._stored.status, written="")
+        stored = msgspec.structs.replace(self._stored.status, written=wanted.written)
         if wanted == stored:
             return False
         if fabric_node.steady(wanted) != fabric_node.steady(stored):
@@ -246,7 +246,7 @@ class NodeReport(StepThread):
                 owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": node.uid}
                 meta = Meta(name=name, owner_references=(owner,))
                 stored = api.create(FabricNode(metadata=meta))
-        status = msgspec.structs.replace(fabric_node.fitted(status), written=_now())
+        status = fabric_node.fitted(status)
         return api.update_status(msgspec.structs.replace(stored, status=status))
 
 

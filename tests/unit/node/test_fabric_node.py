@@ -37,6 +37,7 @@ from node.fabric_node import (
     OfferedPool,
     observed,
 )
+from node.page import html_page
 from node.state import ThisNode
 from node.usage import RdmaObjects, Usage
 from tests.fake_api import FakeApi, FakeClient, Fault
@@ -511,6 +512,28 @@ def test_without_a_server_the_page_shows_the_node(paths: Paths) -> None:
     assert writer.step() == node_report.LOOK
     ((name, status),) = writer.feed.nodes()
     assert (name, status.counts.hcas) == (NODE, 8)
+
+
+def test_the_agents_own_page_shows_when_the_node_changed(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = api.client("agent")
+    writer = report(paths, client)
+
+    def changed(second: int) -> str:
+        later = time.monotonic() + second * node_report.RESCAN_EVERY  # a full look each
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "monotonic", lambda: later)
+            patched.setattr(node_report, "_now", lambda: f"2026-11-28T08:00:0{second}Z")
+            writer.step()
+        ((_, status),) = writer.feed.nodes()
+        assert status.written.encode() in html_page.document(writer.feed.nodes())
+        return status.written
+
+    assert changed(1) == changed(2) == "2026-11-28T08:00:01Z"
+    assert (client.calls["update_status", "FabricNode"], writer.feed.version) == (1, 1)
+    attach(paths, "worker-0")
+    assert changed(3) == api.look(FabricNode, NODE).status.written == "2026-11-28T08:00:03Z"
 
 
 def test_flaps_are_counted_and_found_without_a_whole_look(paths: Paths, api: FakeApi) -> None:
