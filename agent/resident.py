@@ -300,8 +300,8 @@ class Agent:
             )
         except OSError as error:
             raise Unable(
-                f'cannot listen at {self._settings.listen}: {error.strerror}: set "agent.listen" '
-                f"in {self._paths.config} to another address"
+                f"cannot listen at {self._settings.listen}: {error.strerror}: free the address, or "
+                f'set "agent.listen" in {self._paths.config} to another address'
             ) from None
         self._sockets.callback(endpoint.close)
 

@@ -67,9 +67,9 @@ class LockFile:
         if not locked and seconds > 0:
             locked = wait_until(self._attempt, seconds, *self._pauses)
         if not locked:
+            wait = f" after a wait of {seconds:g} s" if seconds > 0 else ""
             raise Busy(
-                f"another call for {self._what} still holds {self._path} after a wait of "
-                f"{seconds:g} s: try again later"
+                f"another call for {self._what} still holds {self._path}{wait}: try again later"
             )
 
     def release(self) -> None:

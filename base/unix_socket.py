@@ -16,7 +16,9 @@ def listen(path: Path, backlog: int) -> socket.socket:
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode) or is_served(path):
-            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(path))
+            remedy = f"end the process that `fuser {path}` shows; if there is none, delete the file"
+            text = f"{os.strerror(errno.EADDRINUSE)} ({remedy})"
+            raise OSError(errno.EADDRINUSE, text, str(path))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     temporary = path.with_name(f".{path.name}.new")
     try:

@@ -160,7 +160,10 @@ def _open(
             endpoint = Endpoint(choice, exposition, process.alive, process.ready, feed)
         except OSError as error:
             if choice == choices[-1]:
-                raise OSError(f"cannot listen at {choice}: {error.strerror}") from None
+                raise OSError(
+                    f"cannot listen at {choice}: {error.strerror}: free the address, or set "
+                    "--metrics or --health to another address"
+                ) from None
             continue
         stack.callback(endpoint.close)
         return

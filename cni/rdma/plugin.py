@@ -23,6 +23,8 @@ from host.namespaces import NetworkNamespace
 from host.netlink import rdma
 from host.sysfs import pci
 
+_USER = 'plugin "rdma"'  # in errors
+
 
 class Rdma:
     versions: Sequence[str] = VERSIONS
@@ -75,7 +77,7 @@ class Rdma:
     def status(self, request: Request) -> None:
         """Raise CNIError 50 if RDMA devices cannot be moved on this node."""
         try:
-            require_isolation()
+            require_isolation(_USER)
         except CNIError as error:
             raise CNIError(Code.UNAVAILABLE, error.message) from None
 
@@ -104,7 +106,7 @@ class Rdma:
         return entry
 
     def _devices(self, record: DeviceRecord) -> list[rdma.NetlinkRdmaDevice]:
-        require_isolation()
+        require_isolation(_USER)
         if record.infiniband:
             raise invalid_config(
                 f'plugin "rdma" cannot serve InfiniBand device {record.device}: remove plugin '

@@ -144,11 +144,14 @@ def check(journal: Journal, paths: Paths, attachment: Attachment, request: Reque
     function = pci.find(paths, record.device)
     if function is None:
         raise differs(f"device {record.device} is gone from this node")
-    present = (function.pf, function.index if record.applied is not None else None)
-    right = (record.pf, record.applied.index if record.applied is not None else None)
+    index = record.applied.index if record.applied is not None else function.index
     compare(
         f"device {record.device}",
-        {"driver": (function.driver, record.driver), "PF and number": (present, right)},
+        {
+            "driver": (function.driver, record.driver),
+            "PF": (function.pf, record.pf),
+            "VF number": (function.index, index),
+        },
     )
     with sandbox_of(request) as sandbox:
         _compare_settings(paths, sandbox.host, record)

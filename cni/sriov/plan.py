@@ -225,16 +225,16 @@ def _with_rdma_devices(paths: Paths, plan: DevicePlan, options: SriovOptions) ->
     return msgspec.structs.replace(plan, rdma=tuple(visible[name] for name in names))
 
 
-def require_isolation() -> None:
-    """Raise DeviceUnfit unless the RDMA subsystem is in exclusive mode."""
+def require_isolation(user: str = '"rdmaIsolation"') -> None:
+    """Raise DeviceUnfit unless the RDMA subsystem is in exclusive mode, which `user` needs."""
     try:
         with rdma.rdma() as socket:
             mode = rdma.mode(socket)
     except HostError as error:
-        raise DeviceUnfit(f'"rdmaIsolation": {error}') from None
+        raise DeviceUnfit(f"{user}: {error}") from None
     if mode != "exclusive":
         raise DeviceUnfit(
-            f'"rdmaIsolation": RDMA devices of this node are in {mode} mode: run `rdma system set '
-            "netns exclusive` before any pod runs, or write `options ib_core netns_mode=0` to a "
-            'file in /etc/modprobe.d and reboot, or remove "rdmaIsolation" and plugin "rdma"'
+            f"{user}: RDMA devices of this node are in {mode} mode: run `rdma system set netns "
+            "exclusive` before any pod runs, or write `options ib_core netns_mode=0` to a file in "
+            f"/etc/modprobe.d and reboot, or remove {user}"
         )

@@ -80,9 +80,10 @@ def reservations(source: Path, boot: str) -> list[Reservation]:
         pools = (store.pools or {}).values()
         return [_read(each, boot) for pool in pools for each in (pool.entries or {}).values()]
     except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        reason = f'an entry has no "{error.args[0]}"' if isinstance(error, KeyError) else error
         raise CNIError(
             Code.DECODING_FAILURE,
-            f"cannot import {source} ({error}): nothing was done; drain this node and delete "
+            f"cannot import {source} ({reason}): nothing was done; drain this node and delete "
             "the file",
         ) from None
 

@@ -83,7 +83,10 @@ def test_lock_that_is_held_is_busy_after_the_timeout(path: Path) -> None:
 
 def test_timeout_of_zero_is_one_attempt(path: Path) -> None:
     with locked(path, "the agent", 0.0, keep=True):
-        with pytest.raises(Busy), locked(path, "the agent", 0.0, keep=True, pause=30.0):
+        with (
+            pytest.raises(Busy, match=r"still holds \S+: try again later"),
+            locked(path, "the agent", 0.0, keep=True, pause=30.0),
+        ):
             pass
         assert path.exists()
 

@@ -1,6 +1,7 @@
 """`podfabric controller`, as far as it needs no API server."""
 
 import argparse
+import socket
 from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any
@@ -36,3 +37,14 @@ def test_decoders_are_built_before_the_first_thread(monkeypatch: pytest.MonkeyPa
     with ExitStack() as stack:
         controller._serve(parser.parse_args(["--metrics", ""]), SimpleQueue(), stack)
     assert order == ["built", "client", "client", "threads"]
+
+
+def test_an_address_in_use_is_an_error_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "KubernetesApi", lambda *_, **__: Client(FakeApi(), "only"))
+    parser = argparse.ArgumentParser()
+    controller.add_arguments(parser)
+    with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        text = f"cannot listen at {address}: Address already in use: free the address, or set --met"
+        with pytest.raises(OSError, match=text):
+            controller._serve(parser.parse_args(["--metrics", address]), SimpleQueue(), stack)

@@ -1,9 +1,18 @@
 """The plan of a device before an ADD, and every reason to refuse it."""
 
+import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from cni.attachments.journal import Journal, JournalEntry
+from cni.rdma.plugin import Rdma
+from cni.spec.attachment import Attachment
+from cni.spec.config import decode
+from cni.spec.errors import CNIError, Code
+from cni.spec.request import Request
+from cni.sriov import interface
 from cni.sriov.device_record import record_of
 from cni.sriov.options import SriovOptions
 from cni.sriov.plan import DevicePlan, DeviceUnfit, plan_of
@@ -276,6 +285,17 @@ def test_rdma_isolation_in_shared_mode(ethernet: Node) -> None:  # R1
     unfit = _unfit(ethernet, **ISOLATED)
     assert unfit.code == 7
     assert '"rdmaIsolation": RDMA devices of this node are in shared mode: run `rd' in unfit.message
+    assert unfit.message.endswith(' and reboot, or remove "rdmaIsolation"')
+
+
+def test_plugin_rdma_in_shared_mode(ethernet: Node) -> None:
+    """The plugin has no option "rdmaIsolation"."""
+    ethernet.mode = "shared"
+    with pytest.raises(
+        CNIError, match=r'^plugin "rdma": RDMA .* or remove plugin "rdma"$'
+    ) as unfit:
+        Rdma(ethernet.paths).status(Request(command="STATUS"))
+    assert unfit.value.code == Code.UNAVAILABLE
 
 
 def test_rdma_isolation_on_a_kernel_without_rdma(
@@ -348,3 +368,37 @@ def test_guid_of_the_last_pod_is_not_kept_for_the_next(infiniband: Node) -> None
     infiniband.vfs[0] = vf(0, node_guid=NONE, port_guid=NONE)  # as the last DEL has set it
     infiniband.links["ib1"] = ipoib("ib1", VF0, GUID)  # the driver was not bound since
     assert "has no valid GUID" in _unfit(infiniband).message
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"pf": "0000:af:00.0"}, f'PF of device {VF0} is "{PF}", but the ADD set "0000:af:00.0"'),
+        ({"applied": vf(1)}, f'VF number of device {VF0} is "0", but the ADD set "1"'),
+    ],
+)
+def test_check_names_what_has_changed_of_a_vf(
+    ethernet: Node, changes: dict[str, Any], text: str
+) -> None:
+    pod_interface = {"name": "net1", "sandbox": "/n"}
+    config = {
+        "cniVersion": "1.0.0",
+        "name": "n",
+        "type": "sriov",
+        "prevResult": {"cniVersion": "1.0.0", "interfaces": [pod_interface], "ips": []},
+    }
+    request = Request(
+        command="CHECK",
+        container_id="c1",
+        ifname="net1",
+        netns="/n",
+        network="n",
+        cni_version="1.0.0",
+        config=decode(json.dumps(config).encode()),
+    )
+    record = replace(record_of(_plan(ethernet), _options()), **changes)
+    journal = Journal(ethernet.paths)
+    journal.write(JournalEntry.begun("sriov", request, None, "boot", record))
+    with pytest.raises(CNIError) as caught:
+        interface.check(journal, ethernet.paths, Attachment.of(request), request)
+    assert (caught.value.code, caught.value.message) == (Code.CHECK_FAILED, text)

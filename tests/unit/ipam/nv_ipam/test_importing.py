@@ -1,5 +1,6 @@
 """The store of nv-ipam's daemon is taken over: pods keep their addresses, and DELs release them."""
 
+import json
 import re
 import socket
 from contextlib import closing
@@ -72,6 +73,20 @@ def test_a_damaged_store_is_refused_whole(
     with pytest.raises(CNIError, match="nothing was done") as caught:
         reservations(source, BOOT)
     assert (caught.value.code, said in caught.value.message) == (Code.DECODING_FAILURE, True)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "key"),
+    [({}, "pool_config_snapshot"), ({"pool_config_snapshot": "{}"}, "subnet")],
+)
+def test_a_key_that_an_entry_lacks_is_named(
+    source: Path, metadata: dict[str, str], key: str
+) -> None:
+    document = json.loads(thousand(1))
+    document["pools"]["pool"]["entries"]["c0_net1"]["metadata"] = metadata
+    source.write_bytes(checksummed({**document, "checksum": 0}))
+    with pytest.raises(CNIError, match=rf'\(an entry has no "{key}"\): nothing was done'):
+        reservations(source, BOOT)
 
 
 def test_nothing_is_imported_while_the_daemon_answers(source: Path) -> None:
