@@ -29,12 +29,35 @@ class _HealthState:
         self.faults: list[float] = []  # the times when it was reported as faulty
 
 
-class Health:
-    """The health of all HCAs. One thread at a time may use it."""
+class FaultStates:
+    """Faults by key, with the waits of this module. One thread at a time may use an instance."""
 
     def __init__(self) -> None:
         self.pending = False  # a report will change after some time, without a change of a port
         self._states: dict[str, _HealthState] = {}
+
+    def reports(self) -> Mapping[str, str | None]:
+        """The reported fault of each key; `None` without a fault."""
+        return {key: state.reported for key, state in self._states.items()}
+
+    def _observe(self, faults: Mapping[str, str | None], now: float) -> None:
+        """Update from the present `faults`. Keys that `faults` lacks are forgotten."""
+        for key, fault in faults.items():
+            state = self._states.get(key)
+            if state is None:
+                self._states[key] = _HealthState(fault)  # the first fault counts at once
+            else:
+                _advance(state, fault, now)
+        for key in self._states.keys() - faults.keys():
+            del self._states[key]
+        self.pending = any(state.seen != state.reported for state in self._states.values())
+
+
+class Health(FaultStates):
+    """The health of all HCAs by id. A report is a text, GONE, or `None` for a healthy HCA."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._best: dict[tuple[str, int, int], float] = {}  # Gb/s, by HCA, device, port
 
     def observe(self, hcas: Iterable[HCA], listed: Collection[str], now: float) -> None:
@@ -43,22 +66,10 @@ class Health:
         An offered or held HCA (`listed`) that is not in `hcas` is reported as GONE.
         """
         present = {hca.id: hca for hca in hcas}
-        for hca_id in {*present, *listed, *self._states}:
-            hca = present.get(hca_id)
-            fault = GONE if hca is None else self._fault(hca)
-            state = self._states.get(hca_id)
-            if state is None:
-                self._states[hca_id] = _HealthState(fault)  # the first fault counts at once
-            else:
-                _advance(state, fault, now)
-        for hca_id in set(self._states).difference(present, listed):
-            del self._states[hca_id]
+        faults: dict[str, str | None] = dict.fromkeys(listed, GONE)
+        faults |= {hca_id: self._fault(hca) for hca_id, hca in present.items()}
+        self._observe(faults, now)
         self._best = {key: best for key, best in self._best.items() if key[0] in present}
-        self.pending = any(state.seen != state.reported for state in self._states.values())
-
-    def reports(self) -> Mapping[str, str | None]:
-        """The fault of each HCA, by id: a text, GONE, or `None` for a healthy HCA."""
-        return {hca_id: state.reported for hca_id, state in self._states.items()}
 
     def counts(self, now: float) -> Mapping[str, int]:
         """The number of faults of each HCA in the last 24 hours, without HCAs that had none."""
