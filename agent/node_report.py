@@ -38,6 +38,7 @@ from deviceplugin.pools.pool_config import ConfigError
 from gpu.driver.gpu_inventory import GpuMemory
 from host.errors import HostError
 from node import fabric_node, node_hcas, state, usage
+from node.attachment_faults import AttachmentHealth
 from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
 from node.page.feed import Feed
 from node.state import ThisNode
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 LOOK = 1.0  # seconds
 LOOK_AGAIN = 0.5  # seconds, while the change of a port is too recent to be reported
-RATES_EVERY = 10.0  # seconds between checks of the rates of ports
+RATES_EVERY = 10.0  # seconds between checks of the rates of ports, of P_Keys and of MTUs
 RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks miss
 PAUSE = 10.0  # seconds between two writes
 STEADY_PAUSE = 60.0  # seconds between two writes, if only numbers that change often have changed
@@ -100,6 +101,7 @@ class NodeReport(StepThread):
         self._gpu_memory: Mapping[str, GpuMemory] = {}
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
         self._inventory, self._health = Inventory(paths), Health()
+        self._attached = AttachmentHealth()
         self._looked = self._rates_read = self._measure_at = float("-inf")
         self._seen: object = None  # the files, mistakes and refusals of the last look
 
@@ -142,6 +144,10 @@ class NodeReport(StepThread):
             self._refusals = {key: of for key, of in self._refusals.items() if of[0] > oldest}
             return [refusal for _, refusal in self._refusals.values()]
 
+    @property
+    def _pending(self) -> bool:
+        return self._health.pending or self._attached.pending
+
     def _may_differ(self, mistakes: Mapping[str, str], refusals: Sequence[RefusalStatus]) -> bool:
         """Whether the node may differ from the last look. Costs less than a look."""
         now = time.monotonic()
@@ -151,28 +157,30 @@ class NodeReport(StepThread):
         if (
             now - self._looked < RESCAN_EVERY
             and seen == self._seen
-            and not self._health.pending
+            and not self._pending
             and not self._inventory.differs(rates=rates)
+            and not (rates and self._attached.differs(self._paths))
         ):
             return False
         self._looked, self._seen = now, seen
         return True
 
     def _look(self) -> None:
-        """Update the status. Writes an event on each pod whose HCA has a new fault."""
+        """Update the status. Writes an event on each pod with a new fault."""
         mistakes, refusals = self._mistakes(), self._recent()
         if not self._may_differ(mistakes, refusals):
             return
         node = ThisNode(self._paths, tolerant=True, inventory=self._inventory, health=self._health)
         if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
             node.gpu_memory = self._gpu_memory
-        status = fabric_node.observed(node, mistakes, installed_version(), refusals, self._usage)
+        version, attached = installed_version(), self._attached
+        status = fabric_node.observed(node, mistakes, version, refusals, attached)
         self._gpu_memory, self._node = node.gpu_memory, node
-        faulty = set(fabric_node.pods_with_faults(node, status))
+        faulty = set(fabric_node.pods_with_faults(node, status, attached))
         for pod, text in faulty - self._faulty:
-            self._tell_pod(FAULT, f"the pod has an HCA with a fault: {text}", pod)
+            self._tell_pod(FAULT, text, pod)
         self._faulty = faulty
-        self._show(status)
+        self._show(fabric_node.with_usage(status, self._usage))
 
     def _measure(self) -> None:
         """Measure what pods use, unless the last measurement is too recent."""
@@ -200,7 +208,7 @@ class NodeReport(StepThread):
             return LOOK
         if self._is_due(now := time.monotonic()):
             self._write_at = now + self._written()
-        return LOOK_AGAIN if self._health.pending else LOOK
+        return LOOK_AGAIN if self._pending else LOOK
 
     def _is_due(self, now: float) -> bool:
         """Whether the status differs from the stored status, and may be written now."""

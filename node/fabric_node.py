@@ -18,6 +18,7 @@ from host.sysfs.discovery import HCA
 from host.sysfs.topology import Topology
 from kube.resources import Meta, Resource
 from node import node_gpus, node_hcas, pods
+from node.attachment_faults import AttachmentHealth
 from node.state import ThisNode
 from node.usage import NO_USAGE, GpuPartStatus, Part, RdmaObjects, Usage
 
@@ -148,9 +149,12 @@ def observed(
     mistakes: Mapping[str, str],
     version: str,
     refusals: Iterable[RefusalStatus] = (),
-    usage: Usage = NO_USAGE,
+    attached: AttachmentHealth | None = None,
 ) -> FabricNodeStatus:
-    """The present status of this node. `mistakes` has the errors of config.yaml, by section."""
+    """The present status of this node. `mistakes` has the errors of config.yaml, by section.
+
+    To read the status repeatedly, pass the same `attached` each time.
+    """
     faults = [
         FaultStatus(about=f"config.yaml: {part}", text=text) for part, text in mistakes.items()
     ]
@@ -169,6 +173,8 @@ def observed(
     faults += [FaultStatus(about=about, text=text) for about, text in broken if text]
     attachments, damaged = _attachments(node)
     faults += damaged
+    of_attachments = (attached or AttachmentHealth()).look(node)
+    faults += [FaultStatus(about=about, text=text) for about, text in of_attachments]
     status = FabricNodeStatus(
         version=version,
         kernel=platform.release(),
@@ -179,8 +185,7 @@ def observed(
         faults=tuple(_short(faults[:_MOST_FAULTS])),
         refusals=tuple(refusals),
     )
-    counts = _counts(status, len(faults))
-    return with_usage(msgspec.structs.replace(status, counts=counts), usage)
+    return msgspec.structs.replace(status, counts=_counts(status, len(faults)))
 
 
 def with_usage(status: FabricNodeStatus, usage: Usage) -> FabricNodeStatus:
@@ -200,8 +205,10 @@ def _counts(status: FabricNodeStatus, faults: int) -> Counts:
     )
 
 
-def pods_with_faults(node: ThisNode, status: FabricNodeStatus) -> Iterator[tuple[Pod, str]]:
-    """The pods that hold or use an HCA with a fault, each with the HCA's id and fault.
+def pods_with_faults(
+    node: ThisNode, status: FabricNodeStatus, attached: AttachmentHealth
+) -> Iterator[tuple[Pod, str]]:
+    """The pods that hold or use an HCA with a fault or have an attachment with one, with a text.
 
     A fault of a PF is also a fault of its VFs and SFs.
     """
@@ -209,20 +216,27 @@ def pods_with_faults(node: ThisNode, status: FabricNodeStatus) -> Iterator[tuple
     faults |= {
         hca.id: faults[hca.pf] for hca in status.hcas if hca.pf in faults and hca.id not in faults
     }
-    if not faults:
+    of_attachments = {key: text for key, text in attached.reports().items() if text}
+    if not faults and not of_attachments:
         return
+    start = "the pod has an HCA with a fault: "
     for listed in node_hcas.listed(node):
         if text := faults.get(listed.hca.id):
             for holder in listed.held:
                 namespace, _, name = holder.container.pod.partition("/")
                 if name:  # otherwise only the UID is known
-                    yield Pod(namespace, name, holder.container.uid), f"{listed.hca.id}: {text}"
+                    yield (
+                        Pod(namespace, name, holder.container.uid),
+                        f"{start}{listed.hca.id}: {text}",
+                    )
     for entry in Journal(node.paths).entries():
         if isinstance(entry, JournalEntry):
             hca = pods.origin_of(node, entry).hca
+            pod = Pod(entry.pod_namespace, entry.pod_name, entry.pod_uid)
             if hca in faults:
-                pod = Pod(entry.pod_namespace, entry.pod_name, entry.pod_uid)
-                yield pod, f"{hca}: {faults[hca]}"
+                yield pod, f"{start}{hca}: {faults[hca]}"
+            if text := of_attachments.get(entry.attachment.key):
+                yield pod, f"an interface of the pod has a fault: {text}"
 
 
 def steady(status: FabricNodeStatus) -> FabricNodeStatus:

@@ -66,8 +66,8 @@ def _of_this_node() -> tuple[object, Sequence[Table | Lines]]:
     paths = Paths.from_environ(os.environ)
     mistakes = settings.load(paths.config).mistakes
     node = ThisNode(paths, tolerant=True)
-    measured = usage.measured(node)
-    status = fabric_node.observed(node, mistakes, installed_version(), usage=measured)
+    status = fabric_node.observed(node, mistakes, installed_version())
+    status = fabric_node.with_usage(status, usage.measured(node))
     return status, _parts(status)
 
 

@@ -5,12 +5,15 @@ Sources: Documentation/ABI/stable/sysfs-class-infiniband, drivers/infiniband/ulp
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from base.paths import Paths
-from host.netlink.links import Link
 from host.sysfs import attribute_files
+
+if TYPE_CHECKING:
+    from host.netlink.links import Link
 
 FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
@@ -50,7 +53,7 @@ class IpoibPort(msgspec.Struct, frozen=True, kw_only=True):
         return any(pkey & 0x7FFF == own & 0x7FFF for own in self.pkeys)
 
 
-def port_of(paths: Paths, link: Link) -> IpoibPort | None:
+def port_of(paths: Paths, link: "Link") -> IpoibPort | None:
     """The port of an IPoIB interface on the host; `None` if sysfs does not show the port.
 
     The interface's address ends in the port's GUID. Only PCI functions have `device/infiniband`.
@@ -64,6 +67,23 @@ def port_of(paths: Paths, link: Link) -> IpoibPort | None:
                 if attribute_files.text(f"{ports}/{number}/gids/0").replace(":", "")[-16:] == guid:
                     return IpoibPort(hca=hca, number=int(number), directory=f"{ports}/{number}")
     return None
+
+
+def has_pkey(paths: Paths, rdma: str, port: int, pkey: int) -> bool | None:
+    """Whether the port's table has the P_Key, with either membership.
+
+    Returns `None` if no file of the table has the P_Key and a file cannot be read.
+    """
+    table = f"{paths.sys}/class/infiniband/{rdma}/ports/{port}/pkeys"
+    slots = [name for name in attribute_files.names(table) if name.isdecimal()]
+    certain = bool(slots)
+    for slot in sorted(slots, key=int):
+        own = attribute_files.number(f"{table}/{slot}")
+        if own is None:
+            certain = False
+        elif own & ~FULL_MEMBER == pkey & ~FULL_MEMBER:
+            return True
+    return False if certain else None
 
 
 def node_guid(paths: Paths, hca: str) -> str:

@@ -26,6 +26,11 @@ MOST_LETTERS = 256  # of a filter
 _STYLE = Path(__file__).with_name("style.css").read_text()
 _SCRIPT = Path(__file__).with_name("script.js").read_text()
 _CURES = (
+    (
+        "no longer has",
+        "Add the port's GUID to the partition in the subnet manager's configuration.",
+    ),
+    ("less than the MTU", "Raise the lower MTU, or create the pod again with a lower MTU."),
     ("gone from this node", "Look into dmesg and lspci, and reboot the node or replace the HCA."),
     ("degraded", "Check the cable and the switch port: the port is slower than before."),
     ("port ", "Check the cable, the switch port and the subnet manager, then run ibstat."),

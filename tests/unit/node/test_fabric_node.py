@@ -72,7 +72,11 @@ def seen(paths: Paths, **mistakes: str) -> FabricNodeStatus:
     return observed(ThisNode(paths, tolerant=True), mistakes, "1.2.3")
 
 
-def attach(paths: Paths, pod: str, parent: str = "ib0") -> None:
+def attach(paths: Paths, pod: str, parent: str = "ib0", **record: object) -> None:
+    """Journal an attachment whose P_Key the subnet manager has given to the parent's port."""
+    if parent:
+        port = f"class/infiniband/mlx5_{parent.removeprefix('ib')}/ports/1"
+        Tree(paths.sys, paths).write(f"{port}/pkeys/1", "0x8001")
     Journal(paths).write(
         JournalEntry(
             plugin="ipoib",
@@ -87,7 +91,7 @@ def attach(paths: Paths, pod: str, parent: str = "ib0") -> None:
             pod_name=pod,
             since="2026-11-28T08:00:00Z",
             addresses=("10.0.0.5/24",),
-            undo=msgspec.Raw(msgspec.json.encode({"parent": parent, "pkey": 0x8001})),
+            undo=msgspec.Raw(msgspec.json.encode({"parent": parent, "pkey": 0x8001} | record)),
         )
     )
 

@@ -73,7 +73,7 @@ def test_the_page_and_status_show_each_part(
     server = GpuServer(paths)
     server.using(server.hold(0, [ID]), used_bytes=3 * GIB, wait_ns=7 * SECOND)
     node = ThisNode(paths, tolerant=True)
-    status = observed(node, {}, "1.2.3", usage=usage.measured(node))
+    status = fabric_node.with_usage(observed(node, {}, "1.2.3"), usage.measured(node))
     cells = (servers.DGX_GPUS[0], POD_UID, "container-0", "10 GiB", "3 GiB", "25 %", "7 s")
     page = html_page.document([(NODE, status)]).decode()
     assert "".join(f"<td>{cell}</td>" for cell in cells) in page
