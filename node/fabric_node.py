@@ -165,8 +165,9 @@ def observed(
         listed = node_hcas.listed(node)
         flaps = node.health.counts(time.monotonic())
         hcas = [_hca(one, node.topology, flaps) for one in listed]
-        pools = list(_pools(node))
-        gpus = [_gpu(one, node.topology) for one in node_gpus.listed(node).gpus]
+        of_gpus = node_gpus.listed(node).gpus
+        pools = [*_pools(node), *_pools_of_gpus(of_gpus)]
+        gpus = [_gpu(one, node.topology) for one in of_gpus]
     except (ConfigError, CheckpointDamaged) as error:
         faults.append(FaultStatus(about="devices", text=str(error)))
     broken = [(one.id, one.fault) for one in hcas] + [(one.id, one.fault) for one in gpus]
@@ -318,6 +319,21 @@ def _pools(node: ThisNode) -> Iterator[OfferedPool]:
             held=held[resource],
             withheld=reasons.total(),
             reasons=tuple(text[:_LONGEST_TEXT] for text in texts),
+        )
+
+
+def _pools_of_gpus(gpus: Iterable[node_gpus.ListedGPU]) -> Iterator[OfferedPool]:
+    every = [(gpu, offer) for gpu in gpus for offer in gpu.offered]
+    for resource in dict.fromkeys(offer.resource for _, offer in every):
+        mine = [(gpu, offer) for gpu, offer in every if offer.resource == resource]
+        faulty = [(gpu, offer) for gpu, offer in mine if gpu.fault]
+        texts = [f"{gpu.address}: {gpu.fault}"[:_LONGEST_TEXT] for gpu, _ in faulty]
+        yield OfferedPool(
+            resource=resource,
+            ids=sum(offer.ids for _, offer in mine),
+            held=sum(offer.held for _, offer in mine),
+            withheld=sum(offer.ids - offer.held for _, offer in faulty),
+            reasons=tuple(texts[:_MOST_REASONS]),
         )
 
 

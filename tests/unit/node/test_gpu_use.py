@@ -16,7 +16,7 @@ from node.page import html_page
 from node.state import ThisNode
 from node.usage import GpuPartStatus
 from tests.unit.cli.commands import Shell, short_path
-from tests.unit.cli.gpu_server import GIB, POD_UID, GpuServer
+from tests.unit.cli.gpu_server import GIB, POD_UID, SLICE, GpuServer
 from tests.unit.host import servers
 from tests.unit.node.test_fabric_node import NODE
 
@@ -65,6 +65,20 @@ def test_a_replica_has_no_limit_and_no_use(paths: Paths) -> None:
     assert parts(paths) == (
         GpuPartStatus(gpu=servers.DGX_GPUS[1], pod=POD_UID, container="container-0"),
     )
+
+
+def test_a_pool_of_gpus_is_listed_with_its_use_and_faults(paths: Paths) -> None:
+    server = GpuServer(paths)
+    server.hold(0, [ID])
+    (paths.dev / "nvidia1").unlink()
+    (pool,) = (
+        each
+        for each in observed(ThisNode(paths, tolerant=True), {}, "1.2.3").pools
+        if each.resource == SLICE
+    )
+    assert (pool.ids, pool.held, pool.withheld) == (8 * 4, 1, 4)
+    (reason,) = pool.reasons
+    assert reason.startswith(servers.DGX_GPUS[1])
 
 
 def test_the_page_and_status_show_each_part(
