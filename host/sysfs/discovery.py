@@ -303,13 +303,15 @@ def _without_address(snapshot: SysfsSnapshot, name: str) -> HCA:
     software = name in snapshot.software
     rdma = _devices(snapshot, name, [] if software else snapshot.own(snapshot.above.get(name, "")))
     names = {netdev for device in rdma for port in device.ports for netdev in port.netdevs}
-    # Only rdma_rxe has `parent`. Its GID table is empty while the interface is down.
-    if (parent := snapshot.text(f"class/infiniband/{name}/parent")) in snapshot.visible:
+    # Only rdma_rxe has `parent`, and no link to its driver. Its GID table is empty while the
+    # interface is down.
+    parent = snapshot.text(f"class/infiniband/{name}/parent")
+    if parent in snapshot.visible:
         names.add(parent)
     netdevs = [snapshot.netdev(netdev) for netdev in sorted(names)]
     return HCA(
         id=name,
-        driver=snapshot.target(f"class/infiniband/{name}/device/driver"),
+        driver="rdma_rxe" if parent else snapshot.target(f"class/infiniband/{name}/device/driver"),
         numa=snapshot.numa_node(f"class/infiniband/{name}/device"),
         netdevs=tuple(netdev.name for netdev in netdevs),
         link_types=_link_types(netdevs),

@@ -263,7 +263,7 @@ def test_software_device_is_an_hca_by_its_name(tree: Tree) -> None:
     tree.uverbs("uverbs3", "rxe0")
     tree.write("class/infiniband_verbs/uverbs3/dev", "231:195")
     hca = _only(tree.paths)
-    assert (hca.id, hca.address, hca.software) == ("rxe0", "", True)
+    assert (hca.id, hca.address, hca.driver, hca.software) == ("rxe0", "", "rdma_rxe", True)
     assert (hca.netdevs, hca.link_types) == (("eth7",), ("ether",))
     assert hca.rdma_names == ("rxe0",)
     assert hca.rdma[0].uverbs == CharacterDevice("uverbs3", 231, 195)
