@@ -1,4 +1,4 @@
-"""A cluster of one node, for the block, and actions of tests through the API server."""
+"""A cluster of one node or two, for the block, and actions of tests through the API server."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.stream import stream
 
 from tests.cluster import built_image, images, programs
-from tests.cluster.control_plane import ControlPlane, control_plane
+from tests.cluster.control_plane import SECOND_NODE, ControlPlane, control_plane
 from tests.cluster.disk import MKFS, make_disk
 from tests.cluster.node import RESULTS, Node
 from tests.kernel.vm import debian, layout
@@ -49,6 +49,7 @@ class Cluster:
 
     plane: ControlPlane
     node: Node
+    images: Sequence[Path]  # archives on the node's disk
 
     @cached_property
     def api(self) -> client.ApiClient:
@@ -338,14 +339,15 @@ def cluster(kubernetes: str) -> Iterator[Cluster]:
         archives = {name: files / f"workload-{n}.tar" for n, name in enumerate(WORKLOADS)}
         for name, archive in archives.items():
             images.write_workload(archive, name)
-        for_gpus = files / "for-gpus.tar"
+        for_gpus, for_verbs = files / "for-gpus.tar", files / "for-verbs.tar"
         images.write_for_gpus(for_gpus)
+        images.write_for_verbs(for_verbs)
         disk = files / "disk"
-        every = [built_image.built(), *archives.values(), for_gpus]
+        every = [built_image.built(), *archives.values(), for_gpus, for_verbs]
         make_disk(disk, directories["containerd"], every)
         node = Node(directories, plane, disk)
         stack.callback(node.pull_the_plug)
-        whole = Cluster(plane, node)
+        whole = Cluster(plane, node, every)
         node.boot()
         start_services(whole)
         for manifest in sorted(MANIFESTS.glob("*.yaml")):
@@ -354,6 +356,25 @@ def cluster(kubernetes: str) -> Iterator[Cluster]:
         whole.await_node()
         yield whole
         assert node.power_off() == 0, f"the node's kernel complained; see {RESULTS}"
+
+
+@contextmanager
+def second_node(first: Cluster) -> Iterator[Cluster]:
+    """The cluster with another node for the block, and as that node sees it."""
+    with tempfile.TemporaryDirectory(dir=layout.BUILD) as files:
+        programs, disk = first.node.programs, Path(files) / "disk"
+        make_disk(disk, programs["containerd"], first.images)
+        node = Node(programs, first.plane, disk, SECOND_NODE, "-cluster-2")
+        whole = Cluster(first.plane, node, first.images)
+        try:
+            node.boot()
+            start_services(whole)
+            node.install_multus()
+            whole.await_node()
+            yield whole
+        finally:
+            node.pull_the_plug()
+            whole.core.delete_node(node.name)
 
 
 def start_services(cluster: Cluster) -> None:

@@ -24,7 +24,7 @@ from tests.waiting import until
 
 HOST_OF_NODE = "10.0.2.2"
 """This machine's loopback, as the node sees it through QEMU's network."""
-NODE = "node-1"
+NODE, SECOND_NODE = "node-1", "node-2"
 SERVICES = "10.96.0.0/16"
 SERVED_NAMES = (
     f"IP:127.0.0.1,IP:{HOST_OF_NODE},IP:10.96.0.1,DNS:localhost,DNS:kubernetes.default.svc"
@@ -90,7 +90,7 @@ class ControlPlane:
     def start(self, controllers: bool = True) -> None:
         """Start all of it and wait until the API server is ready."""
         self._make_certificates()
-        nodes = {node_user(self.node): "system:nodes"}
+        nodes = dict.fromkeys(map(node_user, (self.node, SECOND_NODE)), "system:nodes")
         rows = [
             f'{self._token(user)},{user},{user},"{groups}"'
             for user, groups in {**USERS, **nodes}.items()

@@ -1,6 +1,7 @@
 """Images of the tests' pods, as OCI archives: one static executable, and its links.
 
-The image for GPUs also has a C library and a program that uses CUDA, but no driver.
+The image for GPUs also has a C library and a program that uses CUDA, but no driver. The image for
+verbs has libibverbs, and a program that uses it.
 
 No registry is needed: `node` imports them into containerd, under the names that pods use.
 """
@@ -10,11 +11,13 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.kernel import verbs
 from tools.compiling import CHECKOUT, compiled
 
 BUSYBOX = Path("/bin/busybox")
@@ -24,6 +27,9 @@ OF_EXAMPLES = "docker.io/library/busybox:1.37"
 """The image that the examples name, which cannot be pulled here."""
 OF_ALNAIR = "docker.io/hxhp/elastic-horovod-demo:1.0"
 """The image that Alnair's pod names, which cannot be pulled here: gpu_program.c as its python."""
+
+VERBS = "test.podfabric/verbs:1"
+"""hold_objects.c with libibverbs and the driver of Soft-RoCE, beside busybox."""
 
 LIBRARIES = Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
 LOADERS = ("lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1")
@@ -49,6 +55,19 @@ def write_for_gpus(path: Path) -> None:
     layer = _layer(BUSYBOX, {name: file.read_bytes() for name, file in files.items()})
     where = "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
     _write_archive(path, OF_ALNAIR, layer, ["/bin/sh"], ["PATH=/usr/bin:/bin", where])
+
+
+def write_for_verbs(path: Path) -> None:
+    """Write the archive of `VERBS`, whose command makes queue pairs: DEVICE NUMBER."""
+    driver, configuration = next(LIBRARIES.glob("libibverbs/librxe-*.so")), Path(verbs.DRIVER)
+    shown = subprocess.run(
+        ["ldd", verbs.program(), driver], check=True, capture_output=True, text=True
+    ).stdout
+    needed = {Path(name) for name in re.findall(r"(/\S+) \(", shown)}
+    files = {str(file)[1:]: file for file in (driver, configuration, *needed)}
+    files |= {"usr/bin/hold_objects": verbs.program()}
+    layer = _layer(BUSYBOX, {name: file.read_bytes() for name, file in files.items()})
+    _write_archive(path, VERBS, layer, ["/bin/sh"], ["PATH=/usr/bin:/bin"])
 
 
 def _layer(busybox: Path, more: Mapping[str, bytes] = {}) -> bytes:

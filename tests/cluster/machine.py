@@ -23,7 +23,6 @@ def arguments(disk: Path, server_port: int, kubelet_port: int) -> list[str]:
 
 def main(disk: str, server_port: str, kubelet_port: str) -> int:
     """Run the machine until it ends."""
-    os.environ["PODFABRIC_VM_NAME"] = "-cluster"  # read when the machine's modules are imported
     from tests.kernel.vm import __main__ as vm
     from tests.kernel.vm import qemu
 

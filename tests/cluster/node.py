@@ -25,7 +25,7 @@ from tests.kernel.vm.qemu import GUEST_PATH, GUEST_RESULTS
 from tests.waiting import until
 
 RESULTS = layout.BUILD / "results-cluster"
-"""What the machine left: its logs, and those of its services."""
+"""What the first machine left: its logs, and those of its services."""
 BOOT = 900.0  # seconds: twice the time of three tries of the machine
 PODS = "10.88.0.0/16"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -47,9 +47,15 @@ class Node:
     plane: ControlPlane
     disk: Path
     name: str = NODE
+    machine_name: str = "-cluster"  # PODFABRIC_VM_NAME
     server_port: int = field(default_factory=free_port)
     kubelet_port: int = field(default_factory=free_port)
     _machine: subprocess.Popen[bytes] | None = None
+
+    @property
+    def results(self) -> Path:
+        """What the machine left."""
+        return layout.BUILD / f"results{self.machine_name}"
 
     def run(self, script: str, *, timeout: float = 300, standard_input: str = "") -> str:
         """The standard output of a shell script in the node. Raises NodeError if the script
@@ -94,9 +100,9 @@ class Node:
 
     def boot(self) -> None:
         """Start the machine and wait until its server answers."""
-        environment = {**os.environ, "PODFABRIC_VM_NAME": "-cluster"}
+        environment = {**os.environ, "PODFABRIC_VM_NAME": self.machine_name}
         command = machine.arguments(self.disk, self.server_port, self.kubelet_port)
-        with (layout.BUILD / "cluster-output.log").open("ab") as log:
+        with (layout.BUILD / f"output{self.machine_name}.log").open("ab") as log:
             self._machine = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "TERM", "--", *command],
                 cwd=layout.CHECKOUT,
@@ -123,8 +129,8 @@ class Node:
             self._machine.terminate()
             self._machine.wait(60)
             self._machine = None
-            console = (RESULTS / "console.log").read_text(errors="replace")
-            assert not qemu.COMPLAINTS.search(console), f"the kernel complained; see {RESULTS}"
+            console = (self.results / "console.log").read_text(errors="replace")
+            assert not qemu.COMPLAINTS.search(console), f"the kernel complained; see {self.results}"
 
     def start_containerd(self) -> None:
         """Start containerd, with the tests' images."""
@@ -169,7 +175,7 @@ class Node:
     def _answers(self) -> bool:
         assert self._machine is not None
         if (status := self._machine.poll()) is not None:
-            raise AssertionError(f"the machine ended with {status}; see {RESULTS}")
+            raise AssertionError(f"the machine ended with {status}; see {self.results}")
         try:
             return self.status_of("true", 10)[0] == 0
         except (OSError, ValueError):
