@@ -37,9 +37,9 @@ from deviceplugin.inventory import Inventory
 from deviceplugin.pools.pool_config import ConfigError
 from gpu.driver.gpu_inventory import GpuMemory
 from host.errors import HostError
-from node import fabric_node, node_hcas, state, usage
+from node import fabric_node, node_hcas, observation, state, usage
 from node.attachment_faults import AttachmentHealth
-from node.fabric_node import FabricNode, FabricNodeStatus, RefusalStatus
+from node.fabric_node import FabricNode, FabricNodeStatus, HcaStatus, RefusalStatus
 from node.page.feed import Feed
 from node.state import ThisNode
 from node.usage import NO_USAGE
@@ -102,6 +102,8 @@ class NodeReport(StepThread):
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
         self._inventory, self._health = Inventory(paths), Health()
         self._attached = AttachmentHealth()
+        self._known: dict[str, HcaStatus] = {}  # HCAs that were in a pool, except VFs
+        self._since: dict[tuple[str, str], str] = {}  # of faults, by device and text
         self._looked = self._rates_read = self._measure_at = float("-inf")
         self._seen: object = None  # the files, mistakes and refusals of the last look
 
@@ -133,8 +135,8 @@ class NodeReport(StepThread):
         """The metrics of HCAs and of the pods that hold HCAs."""
         if self._node is not None:
             with suppress(ConfigError, CheckpointDamaged):  # the FabricNode has the fault
-                flaps = {hca.id: hca.flaps for hca in self._status.hcas}
-                yield from hca_metrics.families(node_hcas.listed(self._node), flaps)
+                listed = node_hcas.listed(self._node)
+                yield from hca_metrics.families(listed, self._status.hcas)
             yield hca_metrics.objects(self._status.objects)
         yield from pod_counters.families(self._paths)
 
@@ -170,17 +172,38 @@ class NodeReport(StepThread):
         mistakes, refusals = self._mistakes(), self._recent()
         if not self._may_differ(mistakes, refusals):
             return
-        node = ThisNode(self._paths, tolerant=True, inventory=self._inventory, health=self._health)
+        node = ThisNode(
+            self._paths,
+            tolerant=True,
+            inventory=self._inventory,
+            health=self._health,
+            former=self._node.config if self._node is not None else None,
+        )
         if self._gpu_memory:  # to ask the driver costs much, and the memory does not change
             node.gpu_memory = self._gpu_memory
         version, attached = installed_version(), self._attached
-        status = fabric_node.observed(node, mistakes, version, refusals, attached)
+        status = observation.observed(node, mistakes, version, refusals, attached, self._known)
+        known = {hca.id: hca for hca in status.hcas if hca.present and hca.pools and not hca.pf}
+        self._known |= known
         self._gpu_memory, self._node = node.gpu_memory, node
-        faulty = set(fabric_node.pods_with_faults(node, status, attached))
+        faulty = set(observation.pods_with_faults(node, status, attached))
         for pod, text in faulty - self._faulty:
             self._tell_pod(FAULT, text, pod)
         self._faulty = faulty
-        self._show(fabric_node.with_usage(status, self._usage))
+        self._show(fabric_node.with_usage(self._with_times(status), self._usage))
+
+    def _with_times(self, status: FabricNodeStatus) -> FabricNodeStatus:
+        """The status with the time when each fault was first seen."""
+        now, before = _now(), self._since
+        self._since = {
+            (fault.about, fault.text): before.get((fault.about, fault.text), now)
+            for fault in status.faults
+        }
+        faults = (
+            msgspec.structs.replace(fault, since=self._since[fault.about, fault.text])
+            for fault in status.faults
+        )
+        return msgspec.structs.replace(status, faults=tuple(faults))
 
     def _measure(self) -> None:
         """Measure what pods use, unless the last measurement is too recent."""

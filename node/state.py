@@ -49,8 +49,8 @@ class ThisNode:
     """The state of the node. Each part is read once, at its first use.
 
     Reading a part may raise ConfigError, CheckpointDamaged or HostError. If `tolerant`, a
-    configuration or checkpoint that cannot be read counts as empty. To read the state repeatedly,
-    pass the same `inventory` and `health` to each ThisNode.
+    configuration that cannot be read counts as `former` or empty, and a checkpoint as empty. To
+    read the state repeatedly, pass the same `inventory` and `health` to each ThisNode.
     """
 
     def __init__(
@@ -61,11 +61,13 @@ class ThisNode:
         tolerant: bool = False,
         inventory: Inventory | None = None,
         health: Health | None = None,
+        former: DevicePluginConfig | None = None,
     ) -> None:
         self.paths = paths
         self.health = health or Health()
         self._given = inventory or Inventory(paths)
         self._tolerant = tolerant
+        self._former = former
         self.config_file = config_file or paths.config
         self._required = config_file is not None
 
@@ -76,7 +78,7 @@ class ThisNode:
         except ConfigError:
             if not self._tolerant:
                 raise
-            return DevicePluginConfig(pools=())
+            return self._former or DevicePluginConfig(pools=())
 
     @cached_property
     def allocations(self) -> tuple[Allocation, ...]:

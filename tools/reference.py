@@ -142,7 +142,7 @@ def _agent() -> Iterable[Metric]:
         AgentPolicies(Paths(), Policy).families,
         lambda: [unreadable_family(())],
         lambda: leasing.families(_ANY),
-        lambda: [*hca_metrics.families((), {}), hca_metrics.objects(())],
+        lambda: [*hca_metrics.families((), ()), hca_metrics.objects(())],
         lambda: pod_counters.families(Paths(state=Path("/nonexistent"))),
         lambda: [agent_metrics.devices((), {}), agent_metrics.mistakes({})],
     )

@@ -4,7 +4,7 @@ node_exporter (collectors infiniband and netclass) has the counters, by device a
 netdev. A query multiplies a counter with `podfabric_pod_device`, whose value is always 1.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.metrics_core import Metric
 
@@ -12,6 +12,7 @@ from base.scrape import gauge
 from base.text import printable
 from host.netlink.rdma_objects import KINDS
 from host.sysfs.discovery import HCA
+from node.fabric_node import HcaStatus
 from node.node_hcas import HcaHolder, ListedHCA
 from node.usage import RdmaObjects
 
@@ -22,26 +23,26 @@ LABELS = (
 )
 
 
-def families(hcas: Sequence[ListedHCA], faults: Mapping[str, int]) -> Iterable[Metric]:
-    """The metrics. `faults` has the number of faults in 24 hours, by HCA id."""
-    offered = [one for one in hcas if one.offered or one.held]
+def families(listed: Iterable[ListedHCA], hcas: Iterable[HcaStatus]) -> Iterable[Metric]:
+    """The metrics. `hcas` has the HCAs of the status, also HCAs that are gone."""
+    of_pools = [hca for hca in hcas if hca.pools or hca.pods]
     yield gauge(
         "podfabric_hca_faulty",
         "1 if an HCA of a pool has a fault now, else 0. The FabricNode has the reason.",
         ("hca",),
-        {(one.hca.id,): int(bool(one.fault)) for one in offered},
+        {(hca.id,): int(bool(hca.fault)) for hca in of_pools},
     )
     yield gauge(
         "podfabric_hca_faults",
         "Faults of an HCA of a pool in the last 24 hours, since the agent's start.",
         ("hca",),
-        {(one.hca.id,): faults.get(one.hca.id, 0) for one in offered},
+        {(hca.id,): hca.flaps for hca in of_pools},
     )
     series = {
         tuple(map(printable, (*_pod(holder), *port))): 1
-        for listed in hcas
-        for holder in listed.held
-        for port in _ports(listed.hca)
+        for one in listed
+        for holder in one.held
+        for port in _ports(one.hca)
     }
     yield gauge(
         "podfabric_pod_device",

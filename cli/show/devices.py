@@ -11,7 +11,6 @@ from cli.output import Cell, Lines, Table
 from cli.show import gpu_tables
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.pools.pool_config import ConfigError
-from host.sysfs.discovery import HCA
 from node import node_gpus, node_hcas
 from node.node_gpus import NodeGPUs
 from node.node_hcas import ListedHCA, Offered
@@ -78,9 +77,8 @@ def _offered(hcas: list[ListedHCA]) -> Table | str:
 
 
 def _row(device: ListedHCA) -> tuple[Lines | Cell, ...]:
-    hca = device.hca
     return (
-        *_hardware(hca),
+        *_hardware(device),
         Cell(
             [_health(offer) for offer in device.offered],
             "red" if any(offer.unfit for offer in device.offered) else "green",
@@ -123,13 +121,14 @@ def _unfit(hcas: list[ListedHCA]) -> Table:
     return Table(("UNHEALTHY", "POOL", "IDS", "WHY"), rows, folded=True)
 
 
-def _hardware(hca: HCA) -> tuple[Lines, ...]:
+def _hardware(listed: ListedHCA) -> tuple[Lines, ...]:
+    hca = listed.hca
     ports = [port for rdma in hca.rdma for port in rdma.ports]
     several = len(ports) > 1
     elsewhere = not hca.rdma and hca.rdma_names
     return (
         hca.id,
-        _rdma(hca),
+        _rdma(listed),
         [
             f"{rdma.uverbs.name} {rdma.uverbs.major}:{rdma.uverbs.minor}"
             for rdma in hca.rdma
@@ -139,7 +138,7 @@ def _hardware(hca: HCA) -> tuple[Lines, ...]:
         hca.driver,
         numa_text(hca.numa),
         list(dict.fromkeys(port.link_layer for port in ports)) or ",".join(hca.link_types),
-        "in a pod"
+        _place(listed)
         if elsewhere
         else [
             f"{f'{port.number}: ' if several else ''}{port.state or '?'}"
@@ -150,9 +149,14 @@ def _hardware(hca: HCA) -> tuple[Lines, ...]:
     )
 
 
-def _rdma(hca: HCA) -> Lines:
-    visible = [rdma.name for rdma in hca.rdma]
-    return visible or [f"{name} (in a pod)" for name in hca.rdma_names]
+def _rdma(listed: ListedHCA) -> Lines:
+    visible = [rdma.name for rdma in listed.hca.rdma]
+    return visible or [f"{name} ({_place(listed)})" for name in listed.hca.rdma_names]
+
+
+def _place(listed: ListedHCA) -> str:
+    """The place of an HCA whose RDMA device is not visible."""
+    return "in a pod" if listed.present else "gone"
 
 
 def _others(hcas: list[ListedHCA]) -> Table:
@@ -169,7 +173,7 @@ def _others(hcas: list[ListedHCA]) -> Table:
             for why, resources in reasons.items()
         ]
         hca = device.hca
-        rows.append((hca.id, _rdma(hca), ",".join(hca.netdevs), hca.driver, lines))
+        rows.append((hca.id, _rdma(device), ",".join(hca.netdevs), hca.driver, lines))
     return Table(("NOT OFFERED", "RDMA", "NETDEVS", "DRIVER", "WHY"), rows, folded=True)
 
 

@@ -13,8 +13,10 @@ from agent.observe.metrics import installed_version
 from base.paths import Paths
 from cli import output
 from cli.output import CLEAR, Cell, Lines, Table
+from deviceplugin.pools import formats
+from deviceplugin.pools.pool_config import ConfigError
 from kube.resources import ApiError
-from node import fabric_node, usage
+from node import fabric_node, observation, usage
 from node.fabric_node import FabricNode, FabricNodeStatus, HcaStatus
 from node.state import ThisNode, numa_text
 
@@ -64,9 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_this_node() -> tuple[object, Sequence[Table | Lines]]:
     paths = Paths.from_environ(os.environ)
-    mistakes = settings.load(paths.config).mistakes
+    mistakes = dict(settings.load(paths.config).mistakes)
     node = ThisNode(paths, tolerant=True)
-    status = fabric_node.observed(node, mistakes, installed_version())
+    try:
+        formats.load(paths.config)
+    except ConfigError as error:
+        mistakes["pools"] = str(error)
+    status = observation.observed(node, mistakes, installed_version())
     status = fabric_node.with_usage(status, usage.measured(node))
     return status, _parts(status)
 
@@ -157,14 +163,17 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
 
 
 def _failures(status: FabricNodeStatus) -> Sequence[Table | Lines]:
-    faults = [(fault.about, Cell(fault.text, "red")) for fault in status.faults]
+    faults = [
+        (fault.about, Cell(fault.text, "red"), list(fault.pods), fault.since)
+        for fault in status.faults
+    ]
     refusals = [
         (one.pod, one.interface, one.network, str(one.code), Cell(one.text, "red"), one.since)
         for one in status.refusals
     ]
     headers = ("REFUSED ADD OF", "INTERFACE", "NETWORK", "CODE", "WHY", "SINCE")
     return (
-        Table(("FAULT OF", "WHY"), faults, folded=True) or "no faults",
+        Table(("FAULT OF", "WHY", "PODS", "SINCE"), faults, folded=True) or "no faults",
         Table(headers, refusals, folded=True),
     )
 

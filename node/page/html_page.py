@@ -31,9 +31,18 @@ _CURES = (
         "Add the port's GUID to the partition in the subnet manager's configuration.",
     ),
     ("less than the MTU", "Raise the lower MTU, or create the pod again with a lower MTU."),
-    ("gone from this node", "Look into dmesg and lspci, and reboot the node or replace the HCA."),
+    (
+        "gone from this node",
+        "Cordon the node and delete these pods. Look into dmesg and lspci, then reboot the node or "
+        "replace the HCA.",
+    ),
     ("degraded", "Check the cable and the switch port: the port is slower than before."),
     ("port ", "Check the cable, the switch port and the subnet manager, then run ibstat."),
+    (
+        "config.yaml",
+        "Correct the chart's value config, or this file without Helm. Until then the former "
+        "settings apply.",
+    ),
     ("", "Do what the text says. podfabric doctor checks the node."),
 )
 
@@ -133,6 +142,7 @@ def _main(nodes: Nodes, choice: Choice, title: str) -> Iterator[Element]:
     yield from _section("hcas", "HCAs", _hcas(nodes, choice))
     yield from _section("pools", "Pools", _pools(nodes))
     yield from _section("gpus", "GPUs", _gpus(nodes))
+    yield from _section("gpu-parts", "Parts of GPUs", _gpu_parts(nodes))
     yield from _section("addresses", "Addresses", address_map.drawn(nodes))
     yield from _section("attachments", "Attachments", _attachments(nodes, choice))
     yield from _section("objects", "RDMA objects", _objects(nodes, choice))
@@ -153,12 +163,14 @@ def _faults(nodes: Nodes) -> Sequence[Element]:
             name,
             fault.about,
             tag("span", fault.text, class_="bad"),
-            next(cure for word, cure in _CURES if word in fault.text),
+            lines(fault.pods),
+            fault.since,
+            next(cure for word, cure in _CURES if word in f"{fault.about} {fault.text}"),
         )
         for name, status in nodes
         for fault in status.faults
     ]
-    return table("Faults", ("Node", "Fault of", "Why", "Cure"), rows, MOST_ROWS)
+    return table("Faults", ("Node", "Fault of", "Why", "Pods", "Since", "Cure"), rows, MOST_ROWS)
 
 
 def _refused(nodes: Nodes, choice: Choice) -> Sequence[Element]:
@@ -200,15 +212,21 @@ def _pools(nodes: Nodes) -> Sequence[Element]:
         (
             name,
             pool.resource,
+            pool.mode,
             tag("meter", value=str(pool.held), max=str(max(pool.ids, 1)), aria_label="held"),
             f"{pool.held} of {pool.ids}",
+            tag(
+                "span",
+                str(free := max(pool.ids - pool.held - pool.withheld, 0)),
+                class_=_mark(not free),
+            ),
             tag("span", str(pool.withheld), class_=_mark(pool.withheld)),
             lines(pool.reasons),
         )
         for name, status in nodes
         for pool in status.pools[:MOST_ROWS_OF_NODE]
     ]
-    headers = ("Node", "Pool", "Use", "Held", "Withheld", "Why withheld")
+    headers = ("Node", "Pool", "Mode", "Use", "Held", "Free", "Withheld", "Why withheld")
     return table("Pools", headers, rows, MOST_ROWS)
 
 
@@ -221,7 +239,7 @@ def _gpus(nodes: Nodes) -> Sequence[Element]:
             name,
             gpu.id,
             gpu.uuid,
-            lines(gpu.pools),
+            lines(gpu.pools or ("not offered",)),
             memory(gpu.memory_bytes),
             memory(gpu.free_bytes),
             "" if gpu.free_percent is None else f"{gpu.free_percent} %",
@@ -234,7 +252,7 @@ def _gpus(nodes: Nodes) -> Sequence[Element]:
     headers = (
         "Node", "GPU", "UUID", "Pools", "Memory", "Free memory", "Free time", "Pods", "Fault",
     )  # fmt: skip
-    return [*table("GPUs", headers, rows, MOST_ROWS), *_gpu_parts(nodes)]
+    return table("GPUs", headers, rows, MOST_ROWS)
 
 
 def _gpu_parts(nodes: Nodes) -> Sequence[Element]:
@@ -265,6 +283,8 @@ def _attachments(nodes: Nodes, choice: Choice) -> Sequence[Element]:
         if status.left_out
     ]
     shown_rows = table("Attachments", headers, rows, MOST_ROWS, more=len(found) - len(rows))
+    if choice.words and not rows:
+        shown_rows = [tag("p", "No attachment fits the filter. A Pending pod has no attachment.")]
     return [*shown_rows, *left_out[:MOST_ROWS_OF_NODE]]
 
 

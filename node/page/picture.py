@@ -56,7 +56,7 @@ def drawn(status: FabricNodeStatus) -> Sequence[Element]:
         )
     if not boxes:
         return ()
-    note = "✓ marks a pod that holds an HCA and has an interface on the same HCA."
+    note = "✓: the pod holds the HCA of its interface. ✗: the pod holds another HCA."
     return tag("div", *boxes, class_="node"), tag("p", note)
 
 
@@ -93,6 +93,7 @@ def _pods(hca: HcaStatus, status: FabricNodeStatus) -> Iterator[Element]:
     for one in status.attachments:
         if one.hca == hca.id:
             interfaces.setdefault(one.pod, []).append(one.interface)
+    elsewhere = {pod for other in status.hcas if other.id != hca.id for pod in other.pods}
     for pod, names in list(interfaces.items())[:_MOST]:
-        match = " ✓" if names and pod in hca.pods else ""
+        match = " ✓" if names and pod in hca.pods else " ✗" if names and pod in elsewhere else ""
         yield tag("span", f"pod {pod} {', '.join(names)}{match}", class_="line")

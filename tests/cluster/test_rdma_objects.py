@@ -60,7 +60,7 @@ def test_the_queue_pairs_of_each_pod_are_shown(cluster: Cluster, namespace: Name
 
     until(lambda: in_metrics() == NUMBERS, PATIENCE, "the numbers in the metrics", pause=0.5)
     until(lambda: on_page() == NUMBERS, PATIENCE, "the numbers on the page", pause=0.5)
-    cluster.node.run(f"pkill -9 -f 'hold_objects {DEVICE} 200'")
+    cluster.node.run(f"pkill -9 -f '[h]old_objects {DEVICE} 200'")
     began = time.monotonic()
     until(lambda: on_page().get("many", 0) == 0, PATIENCE, "no queue pairs", pause=0.2)
     print(f"the page shows the end of the process after {time.monotonic() - began:.1f} s")

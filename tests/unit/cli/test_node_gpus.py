@@ -112,7 +112,7 @@ def test_reading_the_use_of_parts_leaves_no_file_open(paths: Paths) -> None:
     for _ in range(8):
         node_gpus.listed(node)
 
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before  # garbage may be collected
 
 
 def test_replicas_of_a_gpu_have_holders_and_no_limit(paths: Paths, shell: Shell) -> None:

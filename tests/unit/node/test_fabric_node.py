@@ -28,14 +28,13 @@ from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from host.errors import HostError
 from host.netlink import rdma
 from host.netlink.rdma import RdmaNetlink
-from node import fabric_node, usage
+from node import fabric_node, observation, usage
 from node.fabric_node import (
     AttachmentStatus,
     FabricNode,
     FabricNodeStatus,
     HcaStatus,
     OfferedPool,
-    observed,
 )
 from node.page import html_page
 from node.state import ThisNode
@@ -69,7 +68,7 @@ def shell(
 
 
 def seen(paths: Paths, **mistakes: str) -> FabricNodeStatus:
-    return observed(ThisNode(paths, tolerant=True), mistakes, "1.2.3")
+    return observation.observed(ThisNode(paths, tolerant=True), mistakes, "1.2.3")
 
 
 def attach(paths: Paths, pod: str, parent: str = "ib0", **record: object) -> None:
@@ -471,6 +470,43 @@ def test_a_refused_add_with_impossible_names_fits_the_schema(paths: Paths, api: 
     assert "\x1b" not in refusal.text
 
 
+def test_an_hca_that_is_gone_stays_a_fault_after_its_pods(paths: Paths, api: FakeApi) -> None:
+    attach(paths, "worker-0")  # on ib0, an interface of the first HCA
+    writer = report(paths, api.client("agent"))
+    writer.step()
+    hold(paths, FIRST, "uid-7")
+    Tree(paths.sys, paths).remove(FIRST)
+    writer.step()
+    for pods in (("uid-7", "ml/worker-0"), ("ml/worker-0",)):
+        time.sleep(health.NOTICE)
+        writer.step()
+        ((_, status),) = writer.feed.nodes()
+        (fault,) = (fault for fault in status.faults if fault.about == FIRST)
+        assert (fault.text, fault.pods) == (health.GONE, pods)
+        assert fault.since.endswith("Z")
+        assert (status.counts.hcas, status.counts.active_ports, status.counts.ports) == (7, 7, 8)
+        faulty = next(each for each in writer.families() if each.name == "podfabric_hca_faulty")
+        assert [each.labels["hca"] for each in faulty.samples if each.value] == [FIRST]
+        checkpoint.write(paths, [])  # its holder ends
+
+
+def test_pools_stay_while_the_configuration_has_a_mistake(paths: Paths, api: FakeApi) -> None:
+    writer = report(paths, api.client("agent"))
+    writer.step()
+    paths.config.write_text('pools: [{name: "rdma/hca", mode: exclusiv}]')
+    attach(paths, "worker-0")
+    writer.step()
+    ((_, status),) = writer.feed.nodes()
+    assert [(pool.resource, pool.mode, pool.ids) for pool in status.pools] == [
+        ("rdma/hca", "exclusive", 8)
+    ]
+
+
+def test_status_shows_a_mistake_in_the_pools(paths: Paths, shell: Shell) -> None:
+    paths.config.write_text('pools: [{name: "rdma/hca", mode: exclusiv}]')
+    assert "'exclusiv'" in shell("status").out
+
+
 def test_a_fault_names_the_pods_that_hold_or_use_the_hca(paths: Paths, api: FakeApi) -> None:
     told = []
     writer = report(
@@ -505,7 +541,7 @@ def test_a_node_that_cannot_be_read_fails_no_step(
 
     writer = report(paths, api.client("agent"))
     with monkeypatch.context() as patched:
-        patched.setattr(fabric_node, "observed", fails)
+        patched.setattr(observation, "observed", fails)
         assert writer.step() == node_report.LOOK
     writer.step()
     assert api.look(FabricNode, NODE).status.counts.hcas == 8

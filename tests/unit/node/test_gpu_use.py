@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from base.paths import Paths
-from node import fabric_node, usage
+from node import fabric_node, observation, usage
 from node.fabric_node import (
     AttachmentStatus,
     FabricNodeStatus,
-    observed,
 )
 from node.page import html_page
 from node.state import ThisNode
@@ -73,7 +72,7 @@ def test_a_pool_of_gpus_is_listed_with_its_use_and_faults(paths: Paths) -> None:
     (paths.dev / "nvidia1").unlink()
     (pool,) = (
         each
-        for each in observed(ThisNode(paths, tolerant=True), {}, "1.2.3").pools
+        for each in observation.observed(ThisNode(paths, tolerant=True), {}, "1.2.3").pools
         if each.resource == SLICE
     )
     assert (pool.ids, pool.held, pool.withheld) == (8 * 4, 1, 4)
@@ -87,7 +86,7 @@ def test_the_page_and_status_show_each_part(
     server = GpuServer(paths)
     server.using(server.hold(0, [ID]), used_bytes=3 * GIB, wait_ns=7 * SECOND)
     node = ThisNode(paths, tolerant=True)
-    status = fabric_node.with_usage(observed(node, {}, "1.2.3"), usage.measured(node))
+    status = fabric_node.with_usage(observation.observed(node, {}, "1.2.3"), usage.measured(node))
     cells = (servers.DGX_GPUS[0], POD_UID, "container-0", "10 GiB", "3 GiB", "25 %", "7 s")
     page = html_page.document([(NODE, status)]).decode()
     assert "".join(f"<td>{cell}</td>" for cell in cells) in page

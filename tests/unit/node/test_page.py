@@ -63,6 +63,9 @@ def test_a_node_is_drawn_with_its_vfs_and_the_match_of_a_pod() -> None:
     assert "pod ml/worker-0 net1 ✓" in text
     assert "pod ml/worker-9 net1" in text
     assert "pod ml/worker-9 net1 ✓" not in text  # it holds no HCA
+    assert "pod ml/worker-9 net1 ✗" not in text
+    other = shown(FabricNodeStatus(hcas=(HCA, VF), attachments=(attachment("ml/worker-1"),)))
+    assert "pod ml/worker-1 net1 ✗" in other  # it holds another HCA
     assert f"VF {VF.id}" in text
     assert "80.0 GiB" in text
 
@@ -87,6 +90,24 @@ def test_the_objects_of_pods_are_shown_and_filtered() -> None:
     text = shown(FabricNodeStatus(objects=objects), query="q=worker-1")
     assert "ml/worker-1 mlx5_0 201 0 0 0" in text
     assert "worker-0" not in text
+
+
+def test_a_filter_without_a_match_says_so() -> None:
+    status = FabricNodeStatus(attachments=(attachment("ml/worker-0"),))
+    assert "No attachment fits the filter" in shown(status, query="q=worker-9")
+
+
+def test_a_full_pool_and_a_fault_with_its_pods_are_shown() -> None:
+    pool = OfferedPool(resource="rdma/hca", mode="exclusive", ids=8, held=7, withheld=1)
+    fault = FaultStatus(
+        about=HCA.id,
+        text="it is gone from this node",
+        pods=("ml/worker-0",),
+        since="2026-11-28T08:00:00Z",
+    )
+    text = " ".join(shown(FabricNodeStatus(pools=(pool,), faults=(fault,))).split())
+    assert "rdma/hca exclusive 7 of 8 0 1" in text
+    assert "ml/worker-0 2026-11-28T08:00:00Z Cordon the node and delete these pods." in text
 
 
 @pytest.mark.parametrize("words", ["worker-1", "ML/WORKER-1", "10.0.0.6", "0000:5e:00.0"])
