@@ -40,7 +40,7 @@ _CURES = (
     ("port ", "Check the cable, the switch port and the subnet manager, then run ibstat."),
     (
         "config.yaml",
-        "Correct the chart's value config, or this file without Helm. Until then the former "
+        "Correct the chart's value config, or this file without Helm. Until then the previous "
         "settings apply.",
     ),
     ("", "Do what the text says. podfabric doctor checks the node."),
