@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
+from functools import cache
 
 import msgspec
 
@@ -105,11 +106,12 @@ def _objects(node: ThisNode) -> Iterator[RdmaObjects]:
     namespace, because the kernel hides the pids there.
     """
     counts: dict[tuple[str, str], Counter[str]] = {}
+    container_of = cache(processes.container_of)  # a process may have objects of each kind
     with rdma.rdma() as socket:
         for device in rdma.devices(socket) if processes.sees_the_host() else ():
             for kind, by_pid in rdma_objects.by_process(socket, device).items():
                 for pid, count in by_pid.items():
-                    if container := processes.container_of(pid):
+                    if container := container_of(pid):
                         of_pod = counts.setdefault((container.pod_uid, device.name), Counter())
                         of_pod[kind] += count
     names = _names(node, {uid for uid, _ in counts})

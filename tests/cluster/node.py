@@ -25,7 +25,7 @@ from tests.kernel.vm.qemu import GUEST_PATH, GUEST_RESULTS
 from tests.waiting import until
 
 RESULTS = layout.BUILD / "results-cluster"
-"""What the first machine left: its logs, and those of its services."""
+"""The logs of the first machine and of its services."""
 BOOT = 900.0  # seconds: twice the time of three tries of the machine
 PODS = "10.88.0.0/16"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -54,7 +54,7 @@ class Node:
 
     @property
     def results(self) -> Path:
-        """What the machine left."""
+        """The logs of the machine and of its services."""
         return layout.BUILD / f"results{self.machine_name}"
 
     def run(self, script: str, *, timeout: float = 300, standard_input: str = "") -> str:
