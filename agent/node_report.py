@@ -54,7 +54,8 @@ RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks m
 PAUSE = 10.0  # seconds between two writes
 STEADY_PAUSE = 60.0  # seconds between two writes, if only numbers that change often have changed
 MEASURE_EVERY = 2.0  # seconds between two measurements of what pods use, at least
-_MEASURE_PAUSE = 200  # the pause after a measurement, in multiples of its duration
+COUNT_EVERY = 30.0  # seconds between two counts of objects whose totals do not change
+_MEASURE_PAUSE = 50  # the pause after a measurement, in multiples of its duration
 FAULT = "FabricFault"
 MOST_REFUSALS = 16
 MOST_OF_NAMESPACE = 4  # refusals
@@ -98,13 +99,14 @@ class NodeReport(StepThread):
         self._lock = threading.Lock()  # guards `_refusals`
         self._refusals: dict[tuple[str, ...], tuple[float, RefusalStatus]] = {}  # with the time
         self._usage = NO_USAGE
+        self._measured: ThisNode | None = None  # whose objects were counted
         self._gpu_memory: Mapping[str, GpuMemory] = {}
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
         self._inventory, self._health = Inventory(paths), Health()
         self._attached = AttachmentHealth()
         self._known: dict[str, HcaStatus] = {}  # HCAs that were in a pool, except VFs
         self._since: dict[tuple[str, str], str] = {}  # of faults, by device and text
-        self._looked = self._rates_read = self._measure_at = float("-inf")
+        self._looked = self._rates_read = self._measure_at = self._count_at = float("-inf")
         self._seen: object = None  # the files, mistakes and refusals of the last look
 
     def refused(self, request: Request, error: CNIError) -> None:
@@ -210,7 +212,10 @@ class NodeReport(StepThread):
         began, node = time.monotonic(), self._node
         if node is None or began < self._measure_at:
             return
-        self._usage = usage.measured(node)
+        known = node is self._measured and began < self._count_at
+        self._usage = usage.measured(node, self._usage if known else NO_USAGE)
+        if not known:
+            self._measured, self._count_at = node, began + COUNT_EVERY
         self._problems.tell("RDMA objects", self._usage.problem or None)
         now = time.monotonic()
         self._measure_at = now + max(MEASURE_EVERY, _MEASURE_PAUSE * (now - began))

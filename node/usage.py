@@ -10,6 +10,7 @@ from cni.attachments.journal import Journal, JournalEntry
 from gpu.limits import processes
 from host.errors import HostError
 from host.netlink import rdma, rdma_objects
+from host.netlink.rdma import RdmaNetlink
 from node import node_gpus
 from node.node_gpus import GpuPart, bytes_text
 from node.state import ThisNode
@@ -68,22 +69,28 @@ class Usage(msgspec.Struct, frozen=True):
     objects: tuple[RdmaObjects, ...] = ()
     gpu_parts: tuple[GpuPartStatus, ...] = ()
     problem: str = ""  # the reason why objects cannot be counted
+    totals: object = None  # host.netlink.rdma_objects.totals
 
 
 NO_USAGE = Usage()
 
 
-def measured(node: ThisNode) -> Usage:
-    """The present use. Counts RDMA objects only if a pod holds a device or has an interface."""
+def measured(node: ThisNode, before: Usage = NO_USAGE) -> Usage:
+    """The present use. Counts RDMA objects only if a pod holds a device or has an interface.
+
+    The objects are those of `before` if no device has another number of objects.
+    """
     parts = tuple(map(_part, node_gpus.held_parts(node, [])))
-    objects: tuple[RdmaObjects, ...] = ()
-    problem = ""
-    if node.allocations or any(Journal(node.paths).entries()):
-        try:
-            objects = tuple(_objects(node))
-        except HostError as error:
-            problem = str(error)
-    return Usage(objects, parts, problem)
+    if not (node.allocations or any(Journal(node.paths).entries())):
+        return Usage(gpu_parts=parts)
+    try:
+        with rdma.rdma() as socket:
+            totals, objects = rdma_objects.totals(socket), before.objects
+            if totals != before.totals:
+                objects = tuple(_objects(node, socket))
+    except HostError as error:
+        return Usage(gpu_parts=parts, problem=str(error))
+    return Usage(objects, parts, totals=totals)
 
 
 def _part(part: GpuPart) -> GpuPartStatus:
@@ -99,7 +106,7 @@ def _part(part: GpuPart) -> GpuPartStatus:
     )
 
 
-def _objects(node: ThisNode) -> Iterator[RdmaObjects]:
+def _objects(node: ThisNode, socket: RdmaNetlink) -> Iterator[RdmaObjects]:
     """The objects of each pod on each device, sorted. Raises HostError.
 
     The cgroup of an object's process names the pod. Yields nothing outside the host's PID
@@ -107,13 +114,12 @@ def _objects(node: ThisNode) -> Iterator[RdmaObjects]:
     """
     counts: dict[tuple[str, str], Counter[str]] = {}
     container_of = cache(processes.container_of)  # a process may have objects of each kind
-    with rdma.rdma() as socket:
-        for device in rdma.devices(socket) if processes.sees_the_host() else ():
-            for kind, by_pid in rdma_objects.by_process(socket, device).items():
-                for pid, count in by_pid.items():
-                    if container := container_of(pid):
-                        of_pod = counts.setdefault((container.pod_uid, device.name), Counter())
-                        of_pod[kind] += count
+    for device in rdma.devices(socket) if processes.sees_the_host() else ():
+        for kind, by_pid in rdma_objects.by_process(socket, device).items():
+            for pid, count in by_pid.items():
+                if container := container_of(pid):
+                    of_pod = counts.setdefault((container.pod_uid, device.name), Counter())
+                    of_pod[kind] += count
     names = _names(node, {uid for uid, _ in counts})
     for (uid, device_name), found in sorted(counts.items()):
         yield RdmaObjects(pod=names.get(uid, uid), device=device_name, **found)

@@ -20,8 +20,8 @@ NETLINK_CAP_ACK = 10  # linux/netlink.h
 NETLINK_RDMA = 20
 # rdma/rdma_netlink.h: RDMA_NL_NLDEV << 10 | RDMA_NLDEV_CMD_GET and so on
 RDMA_GET, RDMA_SET, RDMA_SYS_GET = (5 << 10 | command for command in (1, 2, 6))
-RDMA_RES_QP_GET, RDMA_RES_CM_ID_GET, RDMA_RES_CQ_GET, RDMA_RES_MR_GET = (
-    5 << 10 | command for command in (10, 11, 12, 13)
+RDMA_RES_GET, RDMA_RES_QP_GET, RDMA_RES_CM_ID_GET, RDMA_RES_CQ_GET, RDMA_RES_MR_GET = (
+    5 << 10 | command for command in (9, 10, 11, 12, 13)
 )
 
 Message = TypeVar("Message", bound=nlmsg)
@@ -264,6 +264,7 @@ class RdmaMessage(_Message, nlmsg):
         (1, "RDMA_NLDEV_ATTR_DEV_INDEX", "uint32"),
         (2, "RDMA_NLDEV_ATTR_DEV_NAME", "asciiz"),
         (6, "RDMA_NLDEV_ATTR_NODE_GUID", "uint64"),
+        (15, "RDMA_NLDEV_ATTR_RES_SUMMARY", "hex"),
         (19, "RDMA_NLDEV_ATTR_RES_QP", "pids"),
         (30, "RDMA_NLDEV_ATTR_RES_CM_ID", "pids"),
         (35, "RDMA_NLDEV_ATTR_RES_CQ", "pids"),

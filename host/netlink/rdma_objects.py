@@ -10,6 +10,7 @@ from collections import Counter
 from host.netlink.messages import (
     RDMA_RES_CM_ID_GET,
     RDMA_RES_CQ_GET,
+    RDMA_RES_GET,
     RDMA_RES_MR_GET,
     RDMA_RES_QP_GET,
     RdmaMessage,
@@ -26,6 +27,16 @@ KINDS = {
     "cq": (RDMA_RES_CQ_GET, "RDMA_NLDEV_ATTR_RES_CQ"),
     "cm_id": (RDMA_RES_CM_ID_GET, "RDMA_NLDEV_ATTR_RES_CM_ID"),
 }
+
+
+def totals(socket: RdmaNetlink) -> object:
+    """A value that differs if the number of objects of a device differs. Raises HostError."""
+    with trying("counting RDMA objects"):
+        answers = map(attributes, socket.table(RDMA_RES_GET, message(RdmaMessage)))
+        return {
+            found["RDMA_NLDEV_ATTR_DEV_INDEX"]: found["RDMA_NLDEV_ATTR_RES_SUMMARY"]
+            for found in answers
+        }
 
 
 def by_process(socket: RdmaNetlink, device: NetlinkRdmaDevice) -> dict[str, Counter[int]]:

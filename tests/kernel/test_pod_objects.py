@@ -44,7 +44,7 @@ def counts(paths: Paths) -> list[RdmaObjects]:
 
 
 def test_objects_are_counted_by_pod_until_their_process_ends(tmp_path: Path) -> None:
-    paths = Paths(state=tmp_path, run=tmp_path / "run")
+    paths = Paths(sys=tmp_path / "sys", state=tmp_path, run=tmp_path / "run")
     attach(paths, "worker-0")  # without pods, nothing is counted
     with ExitStack() as stack:
         stack.enter_context(verbs.soft_roce(DEVICE))
@@ -59,7 +59,11 @@ def test_objects_are_counted_by_pod_until_their_process_ends(tmp_path: Path) -> 
             RdmaObjects(pod=UIDS[0], device=DEVICE, qp=20, mr=1, cq=1),
             RdmaObjects(pod=UIDS[1], device=DEVICE, qp=200, mr=1, cq=1),
         ]
+        node = ThisNode(paths, tolerant=True)
+        before = usage.measured(node)
+        assert usage.measured(node, before).objects is before.objects  # not counted again
         with pod_with(UIDS[2], 1) as process:
+            assert len(usage.measured(node, before).objects) == 3
             assert counts(paths)[2] == RdmaObjects(pod=UIDS[2], device=DEVICE, qp=1, mr=1, cq=1)
             process.kill()
             until(lambda: len(counts(paths)) == 2, what="end of the objects")

@@ -283,7 +283,7 @@ def test_changed_objects_alone_are_shown_at_once_and_written_each_minute(
     paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = [Usage(), Usage(OBJECTS), Usage((replace(OBJECTS[0], qp=21),))]
-    monkeypatch.setattr(usage, "measured", lambda node: counted.pop(0))
+    monkeypatch.setattr(usage, "measured", lambda *_: counted.pop(0))
     attach(paths, "worker-0")
     writer, now = report(paths, api.client("agent")), time.monotonic()
 
