@@ -105,6 +105,8 @@ class ClusterApi:
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
         most: int = 0,
+        *,
+        labels: str = "",
     ) -> Listing[AnyResource]:
         """Read all objects of a kind, or those of one namespace.
 
@@ -112,12 +114,13 @@ class ClusterApi:
             fields: read only objects whose fields have these values ("spec.holder.instance": ...).
             namespace: "" for all namespaces.
             most: read at most this number of objects (up to 500), in one request. 0 for all.
+            labels: read only the objects of this label selector ("app=x,tier in (a, b)").
 
         Pages expire after some minutes. Then all pages are read again.
         """
         for _ in range(1 + RESTARTS):
             try:
-                pages = tuple(self.pages(kind, fields, namespace, most))
+                pages = tuple(self.pages(kind, fields, namespace, most, labels=labels))
             except WatchExpired as error:
                 expired = error
                 continue
@@ -136,11 +139,14 @@ class ClusterApi:
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
         most: int = 0,
+        *,
+        labels: str = "",
     ) -> Iterator[Listing[AnyResource]]:
         """Yield the pages of `list`. Raises WatchExpired if a page expires."""
         what, where = f"list {kind.KIND}", encoding.path(kind, namespace)
         selected = ",".join(f"{name}={value}" for name, value in (fields or {}).items())
-        selector = [("fieldSelector", selected)] if selected else []
+        both = (("fieldSelector", selected), ("labelSelector", labels))
+        selector = [each for each in both if each[1]]
         mistakes = list[Unreadable]()
         for page in self._requests.pages(what, where, selector, most):
             found = [self._reader.read(kind, document) for document in page.items or ()]
@@ -153,7 +159,7 @@ class ClusterApi:
             )
             if most:
                 break
-        self._reader.listed((where, str(fields or "")), mistakes)
+        self._reader.listed((where, f"{fields or ''}{labels}"), mistakes)
 
     def create(self, new: AnyResource) -> AnyResource:
         """Create an object without its status. Returns the stored object. Raises AlreadyExists."""

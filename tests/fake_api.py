@@ -97,9 +97,11 @@ class FakeClient(ClusterApi):
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
         most: int = 0,
+        *,
+        labels: str = "",
     ) -> Listing[AnyResource]:
         found = self._call(
-            "list", kind.KIND, "", lambda: self.server.look_at_all(kind, fields, namespace)
+            "list", kind.KIND, "", lambda: self.server.look_at_all(kind, fields, namespace, labels)
         )
         if not most or len(found.items) <= most:
             return found
@@ -141,8 +143,10 @@ class FakeClient(ClusterApi):
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
         most: int = 0,
+        *,
+        labels: str = "",
     ) -> Iterator[Listing[AnyResource]]:
-        yield self.list(kind, fields, namespace, most)
+        yield self.list(kind, fields, namespace, most, labels=labels)
 
     def has_pods(self, node: str) -> bool:
         return self._call("list", "Pod", node, lambda: self.server.pods[node] > 0)
@@ -325,13 +329,14 @@ class FakeApi(FakeClient):
         kind: type[AnyResource],
         fields: Mapping[str, str] | None = None,
         namespace: str = "",
+        labels: str = "",
     ) -> Listing[AnyResource]:
-        """All objects of the kind that the fields select, by name."""
+        """All objects of the kind that the fields and the labels select, by name."""
         check_selector(kind, fields)
         with self.changed:
             found = [each for each in self._of_kind(kind).values() if isinstance(each, kind)]
             found = [each for each in found if namespace in ("", each.metadata.namespace)]
-            found = sorted((each for each in found if selected(each, fields)), key=key)
+            found = sorted((each for each in found if selected(each, fields, labels)), key=key)
             return Listing(tuple(map(copied, found)), str(self._version))
 
     def _of_kind(self, kind: type[Resource]) -> Mapping[Key, Resource]:

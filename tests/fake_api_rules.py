@@ -96,8 +96,13 @@ def _value(resource: Resource, path: str) -> str:
     return str(value)
 
 
-def selected(resource: Resource, fields: Mapping[str, str] | None) -> bool:
-    return all(_value(resource, path) == wanted for path, wanted in (fields or {}).items())
+def selected(resource: Resource, fields: Mapping[str, str] | None, labels: str = "") -> bool:
+    """Whether the fields and the labels ("key=value" and "key", with commas) select the object."""
+    own = getattr(resource.metadata, "labels", {})
+    parts = [part.partition("=") for part in labels.split(",") if part]
+    return all(_value(resource, path) == wanted for path, wanted in (fields or {}).items()) and all(
+        own.get(label) == value if equals else label in own for label, equals, value in parts
+    )
 
 
 def check_selector(kind: type[Resource], fields: Mapping[str, str] | None) -> None:

@@ -266,6 +266,15 @@ class ApiContract:
         with refused(Refused):
             api.list(AddressBlock, {"spec.nonce": "x"})
 
+    def test_a_list_has_what_its_labels_select(self, api: ClusterApi) -> None:
+        job = str(uuid.uuid4())
+        for labels in ({"job": job, "rank": "0"}, {"job": job}, {"rank": "0"}):
+            new = reservation()
+            api.create(replace(new, metadata=replace(new.metadata, labels=labels)))
+        for selector, count in ((f"job={job}", 2), (f"job={job},rank", 1), (f"job=x{job}", 0)):
+            found = api.list(AddressReservation, namespace="default", labels=selector)
+            assert len(found.items) == count
+
     def test_a_list_of_the_first_ones_says_whether_there_are_others(self, api: ClusterApi) -> None:
         for _ in range(3):
             api.create(block())
