@@ -73,6 +73,7 @@ class AttachmentStatus(Part, frozen=True):
     parent: str = ""
     pkey: str = ""
     addresses: tuple[str, ...] = ()
+    mtu: int = 0  # that the ADD has set; 0 if unknown
     since: str = ""
 
 

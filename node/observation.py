@@ -277,6 +277,7 @@ def _attachments(node: ThisNode) -> tuple[list[AttachmentStatus], list[FaultStat
                 parent=origin.on,
                 pkey=origin.pkey,
                 addresses=entry.addresses[:64],
+                mtu=origin.mtu,
                 since=entry.since,
             )
         )

@@ -103,12 +103,14 @@ class InterfaceOrigin(msgspec.Struct, frozen=True, kw_only=True):
     pkey: str  # "0x8001", or ""
     hca: str
     rdma: str
+    mtu: int  # that the ADD has set; 0 if unknown
 
 
 class _RecordedOrigin(msgspec.Struct):
     parent: str = ""
     pkey: int | None = None
     device: str = ""
+    mtu: int = 0
 
 
 def explained(node: ThisNode, namespace: str, name: str) -> Explained:
@@ -230,6 +232,7 @@ def origin_of(node: ThisNode, entry: JournalEntry) -> InterfaceOrigin:
         pkey=f"0x{undo.pkey:04x}" if undo.pkey is not None else "",
         hca=hca.id if hca else entry.device,
         rdma=",".join(hca.rdma_names) if hca is not None else "",
+        mtu=undo.mtu,
     )
 
 

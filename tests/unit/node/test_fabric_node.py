@@ -141,7 +141,9 @@ def test_an_attachment_has_its_pod_its_hca_and_its_p_key(paths: Paths) -> None:
     (one,) = seen(paths).attachments
     assert (one.pod, one.interface, one.phase) == ("ml/worker-0", "net1", "attached")
     assert (one.hca, one.parent, one.pkey) == (FIRST, "ib0", "0x8001")
-    assert one.addresses == ("10.0.0.5/24",)
+    assert (one.addresses, one.mtu) == (("10.0.0.5/24",), 0)
+    attach(paths, "worker-0", mtu=2044)
+    assert seen(paths).attachments[0].mtu == 2044
 
 
 def test_a_damaged_entry_of_the_journal_is_a_fault_and_hides_no_other(paths: Paths) -> None:
