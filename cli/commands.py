@@ -44,7 +44,7 @@ COMMANDS = {
         "the traffic and errors of each port, and the pods that hold it", "cli.show.top"
     ),
     "explain": Command(
-        "the devices and interfaces of a pod, and whether they match", "cli.show.explain"
+        "the devices and interfaces of a pod, or what differs in a job", "cli.show.explain"
     ),
     "policy": Command(
         "which definitions the rules of a policy allow, before a pod uses them", "cli.policy"

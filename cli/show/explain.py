@@ -1,8 +1,9 @@
-"""`podfabric explain`: prints a pod's devices and interfaces."""
+"""`podfabric explain`: prints a pod's devices and interfaces, or compares the pods of a job."""
 
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base.paths import Paths
@@ -19,15 +20,33 @@ _DASH = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pod", type=pod, metavar="POD", help="name, or namespace/name")
+    parser.add_argument("pod", nargs="?", type=pod, metavar="POD", help="name, or namespace/name")
     parser.add_argument(
         "-n", "--namespace", type=namespace, help="the pod's namespace (default: default)"
+    )
+    parser.add_argument(
+        "--job",
+        metavar="NAME",
+        help="compare the pods of a Job, JobSet, MPIJob, StatefulSet or label selector",
+    )
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        metavar="FILE",
+        help="with --job (default: $KUBECONFIG, or the pod's)",
     )
     output.add_option(parser)
     parser.set_defaults(main=run, wrong=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if bool(arguments.pod) == bool(arguments.job):
+        arguments.wrong("expected POD or --job NAME")
+    if arguments.job:
+        from cli.show import job_table
+
+        where = arguments.namespace or "default"
+        return job_table.run(arguments.kubeconfig, where, arguments.job, arguments.output)
     node = ThisNode(Paths.from_environ(os.environ))
     of, slash, name = arguments.pod.rpartition("/")
     if slash and arguments.namespace not in (None, of):

@@ -1,5 +1,6 @@
 """FabricNodes on a real API server: the agent's writes, and the writes that the server refuses."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,15 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from agent.node_report import LOOK, NodeReport
+from cli.commands import run
 from kube.resources import ApiError, Conflict, Meta, Node, NodeCondition, Refused
 from kube.transport import KubernetesApi
 from node.conditions import TYPE, NodeConditions
 from node.fabric_node import AttachmentStatus, FabricNode, FabricNodeStatus, FaultStatus
 from tests.api.conftest import NODE_A, NODE_B
-from tests.api.server import ApiServer
+from tests.api.server import ACCOUNT, ApiServer
 from tests.unit.cli.commands import short_path
 from tests.unit.host import servers
 from tests.waiting import until
+from tools.manifests import NAMESPACE
 
 OTHERS = "writes no other FabricNode than its own"
 
@@ -137,3 +140,38 @@ def test_the_controller_changes_nothing_else_of_a_node(
     with pytest.raises(Conflict):
         gone = replace(node, metadata=replace(node.metadata, uid="0000"))
         controller.set_condition(gone, NodeCondition(TYPE, "True", "x", "x"))
+
+
+@pytest.mark.parametrize(
+    "job", ["trainer", "app in (trainer),job-name!=x", "batch.kubernetes.io/job-name=trainer"]
+)
+def test_the_controllers_rights_are_enough_for_explain_job(
+    server: ApiServer, node_a: KubernetesApi, job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = node_a.create(FabricNode(metadata=Meta(name=NODE_A)))
+    attached = AttachmentStatus(pod=f"{NAMESPACE}/rank-0", interface="net1", mtu=2044)
+    node_a.update_status(replace(stored, status=FabricNodeStatus(attachments=(attached,))))
+    labels = {"app": "trainer", "batch.kubernetes.io/job-name": "trainer"}
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "rank-0", "labels": labels},
+        "spec": {
+            "nodeName": NODE_A,
+            "serviceAccountName": ACCOUNT,
+            "containers": [{"name": "main", "image": "x"}],
+        },
+    }
+    server.make(pods, body)
+    kubeconfig = server.kubeconfig("explain", {}, account="podfabric-controller")
+    try:
+        words = ["--job", job, "-n", NAMESPACE, "--kubeconfig", str(kubeconfig), "-o", "json"]
+        assert run(["explain", *words]) == 0
+    finally:
+        server.send("DELETE", f"{pods}/rank-0?gracePeriodSeconds=0")
+    (pod,) = json.loads(capsys.readouterr().out)["pods"]
+    assert (pod["node"], pod["unknown"]) == (NODE_A, "it has not started")
+    assert pod["interfaces"][0]["mtu"] == 2044
+    assert run(["explain", "--job", "none", "-n", NAMESPACE, "--kubeconfig", str(kubeconfig)]) == 1
+    assert "owner StatefulSet none" in capsys.readouterr().err

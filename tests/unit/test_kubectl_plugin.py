@@ -55,6 +55,14 @@ def test_explain_asks_the_agent_of_the_pods_node(plugin: Plugin, words: list[str
     assert any("spec.nodeName=node-a" in call for call in plugin.calls())
 
 
+def test_explain_asks_the_controller_about_a_job(plugin: Plugin) -> None:
+    assert plugin("explain", "--job", "app in (a)").returncode == 0
+    assert plugin.calls()[-1] == (
+        "-n podfabric exec deployment/podfabric-controller -c controller -- "
+        "podfabric explain --job=app in (a) -n ml"
+    )
+
+
 def test_a_command_runs_on_a_node_with_its_options(plugin: Plugin) -> None:
     assert plugin("status", "node-a", "-o", "json").returncode == 0
     assert plugin.calls()[-1].endswith("-- podfabric status -o json")
@@ -67,6 +75,7 @@ def test_a_command_runs_on_a_node_with_its_options(plugin: Plugin) -> None:
         (["top", "node-b"], "node node-b has no podfabric pod in namespace podfabric"),
         (["explain"], "explain POD"),
         (["explain", "a", "b"], "explain POD"),
+        (["explain", "a", "--job", "b"], "explain POD"),
         (["remove", "x"], "explain POD"),
         ([], "explain POD"),
     ],
