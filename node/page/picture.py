@@ -1,6 +1,6 @@
 """Draws a node as nested boxes: sockets, PCIe switches, HCAs with ports and VFs, GPUs, and pods."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from xml.etree.ElementTree import Element
 
 from node.fabric_node import FabricNodeStatus, GpuStatus, HcaStatus
@@ -32,6 +32,7 @@ def drawn(status: FabricNodeStatus) -> Sequence[Element]:
     # A VF is drawn in its PF's box, unless the FabricNode lacks the PF.
     ids = {device.id for device in devices}
     tops = [one for one in devices if not (isinstance(one, HcaStatus) and one.pf in ids)]
+    holders = {pod for hca in status.hcas for pod in hca.pods}
     sockets = sorted({numa_text(device.numa) for device in tops})
     boxes = []
     for socket in sockets:
@@ -41,7 +42,7 @@ def drawn(status: FabricNodeStatus) -> Sequence[Element]:
             tag(
                 "div",
                 tag("h5", f"PCIe switch {switch}" if switch else "no PCIe switch"),
-                *(_device(device, status) for device in here if device.switch == switch),
+                *(_device(device, status, holders) for device in here if device.switch == switch),
                 class_="switch",
             )
             for switch in switches
@@ -60,7 +61,7 @@ def drawn(status: FabricNodeStatus) -> Sequence[Element]:
     return tag("div", *boxes, class_="node"), tag("p", note)
 
 
-def _device(device: HcaStatus | GpuStatus, status: FabricNodeStatus) -> Element:
+def _device(device: HcaStatus | GpuStatus, status: FabricNodeStatus, holders: Set[str]) -> Element:
     if isinstance(device, GpuStatus):
         mark = "bad" if device.fault else "idle"
         content: list[Content] = [tag("h6", f"GPU {device.id}")]
@@ -72,8 +73,8 @@ def _device(device: HcaStatus | GpuStatus, status: FabricNodeStatus) -> Element:
         tag("h6", ", ".join(device.rdma) or device.id),
         tag("p", device.id if device.rdma else "", f" {device.fault or state}"),
         *(tag("p", f"port {port.port}: {port.state} {port.rate}") for port in device.ports[:_MOST]),
-        *_pods(device, status),
-        *(tag("p", "VF ", *_vf(vf, status)) for vf in _vfs(device, status)[:_MOST]),
+        *_pods(device, status, holders),
+        *(tag("p", "VF ", *_vf(vf, status, holders)) for vf in _vfs(device, status)[:_MOST]),
         class_=f"device {mark}",
     )
 
@@ -82,18 +83,17 @@ def _vfs(pf: HcaStatus, status: FabricNodeStatus) -> list[HcaStatus]:
     return [hca for hca in status.hcas if hca.pf == pf.id]
 
 
-def _vf(vf: HcaStatus, status: FabricNodeStatus) -> Iterator[Content]:
+def _vf(vf: HcaStatus, status: FabricNodeStatus, holders: Set[str]) -> Iterator[Content]:
     yield f"{vf.id} {state_of(vf)[0]} "
-    yield from _pods(vf, status)
+    yield from _pods(vf, status, holders)
 
 
-def _pods(hca: HcaStatus, status: FabricNodeStatus) -> Iterator[Element]:
+def _pods(hca: HcaStatus, status: FabricNodeStatus, holders: Set[str]) -> Iterator[Element]:
     """A line for each pod that holds the HCA or has an interface on the HCA."""
     interfaces: dict[str, list[str]] = {pod: [] for pod in hca.pods if pod}
     for one in status.attachments:
         if one.hca == hca.id:
             interfaces.setdefault(one.pod, []).append(one.interface)
-    elsewhere = {pod for other in status.hcas if other.id != hca.id for pod in other.pods}
     for pod, names in list(interfaces.items())[:_MOST]:
-        match = " ✓" if names and pod in hca.pods else " ✗" if names and pod in elsewhere else ""
+        match = " ✓" if names and pod in hca.pods else " ✗" if names and pod in holders else ""
         yield tag("span", f"pod {pod} {', '.join(names)}{match}", class_="line")
