@@ -104,7 +104,7 @@ class NodeReport(StepThread):
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
         self._inventory, self._health = Inventory(paths), Health()
         self._attached = AttachmentHealth()
-        self._known: dict[str, HcaStatus] = {}  # HCAs that were in a pool, except VFs
+        self._known: dict[str, HcaStatus] = {}  # HCAs for which `_is_missed` was true
         self._since: dict[tuple[str, str], str] = {}  # of faults, by device and text
         self._looked = self._rates_read = self._measure_at = self._count_at = float("-inf")
         self._seen: object = None  # the files, mistakes and refusals of the last look
@@ -185,8 +185,7 @@ class NodeReport(StepThread):
             node.gpu_memory = self._gpu_memory
         version, attached = installed_version(), self._attached
         status = observation.observed(node, mistakes, version, refusals, attached, self._known)
-        known = {hca.id: hca for hca in status.hcas if hca.present and hca.pools and not hca.pf}
-        self._known |= known
+        self._known |= {hca.id: hca for hca in status.hcas if _is_missed(hca)}
         self._gpu_memory, self._node = node.gpu_memory, node
         faulty = set(observation.pods_with_faults(node, status, attached))
         for pod, text in faulty - self._faulty:
@@ -284,6 +283,14 @@ class NodeReport(StepThread):
                 stored = api.create(FabricNode(metadata=meta))
         status = fabric_node.fitted(status)
         return api.update_status(msgspec.structs.replace(stored, status=status))
+
+
+def _is_missed(hca: HcaStatus) -> bool:
+    """Whether the HCA is a fault once it is gone: a PCI function in a pool, but not a VF.
+
+    Administrators remove VFs and software devices.
+    """
+    return hca.present and bool(hca.pools) and not hca.pf and ":" in hca.id
 
 
 def _client(environ: Mapping[str, str]) -> "ClusterApi | None":

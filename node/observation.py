@@ -101,7 +101,7 @@ def _with_gone(hcas: Iterable[HcaStatus], known: Mapping[str, HcaStatus]) -> lis
     """These HCAs, with `known` HCAs that are gone.
 
     sysfs no longer shows the ports, NUMA node and switch of an HCA that is gone, so `known` has
-    these. A PF is missed, and a VF is not: an administrator may remove VFs.
+    these.
     """
     by_id = {hca.id: hca for hca in hcas}
     for before in known.values():

@@ -1,6 +1,7 @@
 """The FabricNode of a made-up server: its document, its schema, and how the agent writes it."""
 
 import json
+import shutil
 import time
 import types
 import typing
@@ -490,6 +491,24 @@ def test_an_hca_that_is_gone_stays_a_fault_after_its_pods(paths: Paths, api: Fak
         faulty = next(each for each in writer.families() if each.name == "podfabric_hca_faulty")
         assert [each.labels["hca"] for each in faulty.samples if each.value] == [FIRST]
         checkpoint.write(paths, [])  # its holder ends
+
+
+def test_a_software_device_that_is_removed_is_no_fault(paths: Paths, api: FakeApi) -> None:
+    pool = '{name: "rdma/rxe", selectors: {drivers: [rdma_rxe]}}'
+    paths.config.write_text(f"pools: [{pool}]")
+    tree = Tree(paths.sys, paths)
+    tree.netdev("", "eth7")
+    device = tree.soft_rdma("rxe0", "eth7")
+    tree.port("rxe0", link_layer="Ethernet", netdev="eth7")
+    writer = report(paths, api.client("agent"))
+    writer.step()
+    ((_, status),) = writer.feed.nodes()
+    assert [hca.id for hca in status.hcas if hca.pools] == ["rxe0"]
+    shutil.rmtree(device)
+    (paths.sys / "class/infiniband/rxe0").unlink()
+    writer.step()
+    ((_, status),) = writer.feed.nodes()
+    assert (status.counts.hcas, status.faults) == (8, ())
 
 
 def test_pools_stay_while_the_configuration_has_a_mistake(paths: Paths, api: FakeApi) -> None:
