@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "exchange.h"
+#include "memlock.h"
 
 /* `podfabric install` replaces and removes only executables that contain this text. */
 __attribute__((used)) static const char marker[] = "podfabric launcher 1";
@@ -232,6 +233,8 @@ int main(int argc, char **argv)
     const char *command = getenv("CNI_COMMAND");
     const char *name = own_name(argc > 0 ? argv[0] : nameless);
 
+    if (strcmp(name, MEMLOCK_NAME) == 0)
+        return raise_memlock(argc, argv);
     if (!command || !*command)
         return print_about(&text, name);
     if (strcmp(command, "VERSION") == 0)
