@@ -27,6 +27,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     devinfo: Path = Path("/var/run/k8s.cni.cncf.io/devinfo")
     cni_conf: Path = Path("/etc/cni/net.d")
     cni_bin: Path = Path("/opt/cni/bin")
+    host_cni_bin: Path | None = None  # the host's path of `cni_bin`; `None`: the same
     cni_state: Path = Path("/var/lib/cni")  # state of other projects' plugins
 
     @classmethod

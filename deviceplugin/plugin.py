@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from base.loop import Loop
 from base.paths import Paths
 from base.problems import Problems
-from deviceplugin.allocate import cdi, container_devices
+from deviceplugin.allocate import cdi, container_devices, memlock
 from deviceplugin.availability import StartupGrace, changes, held_elsewhere, unavailable
 from deviceplugin.health import Health
 from deviceplugin.inventory import Inventory
@@ -160,7 +160,7 @@ class DevicePlugin:
                     text = f"nothing is offered: {why or 'the node has no HCA'}"
                     self._problems.tell(pool.config.resource, text)
             self._offer(current_pools)
-            self._describe([pool for pool in current_pools if pool.config.cdi], present)
+            self._describe(current_pools, present)
 
     def _offer(self, current_pools: Sequence[Pool]) -> None:
         ours = frozenset(pool.config.resource for pool in current_pools)
@@ -219,8 +219,10 @@ class DevicePlugin:
         expected = self._grace.expected_at_start(pool, now, held, elsewhere, time.monotonic())
         return service.update(pool, now, ours, fabric_env=fabric, expected=expected)
 
-    def _describe(self, cdi_pools: Sequence[Pool], present: Sequence[HCA]) -> None:
+    def _describe(self, current_pools: Sequence[Pool], present: Sequence[HCA]) -> None:
         """Update the CDI files, so that a restarted container gets the current nodes."""
+        cdi_pools = [pool for pool in current_pools if pool.config.cdi]
+        offering = [pool.config for pool in current_pools if pool.hcas and not self._config.leaving]
         problems = []
         hcas = {hca.id: hca for hca in present}
         try:
@@ -232,6 +234,11 @@ class DevicePlugin:
                 container_devices.describe(self._paths, pool, hcas)
             except cdi.Unwritten as error:  # continue with the files of the other pools
                 problems.append(str(error))
+        try:
+            no_hook = memlock.describe(self._paths, offering)
+            self._problems.tell("locked memory", no_hook and f"containers get no limit: {no_hook}")
+        except cdi.Unwritten as error:
+            problems.append(str(error))
         self._problems.tell("CDI", "; ".join(problems) or None)
 
     def _serve(self, resource: str, service: ServedPool) -> None:

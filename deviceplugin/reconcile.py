@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.problems import Problems
 from deviceplugin import checkpoint, current, pod_devices
-from deviceplugin.allocate import cdi, device_info
+from deviceplugin.allocate import cdi, device_info, memlock
 from deviceplugin.allocate.container_devices import recorded
 from deviceplugin.allocate.device_files import inside
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
@@ -222,7 +222,8 @@ def agree(allocations: Iterable[Allocation], row: PodDevices) -> bool:
         uverbs = {current.uverbs_of(rdma) for device in devices for rdma in device.rdma}
         return {node[0] for node in uverbs if node is not None} == set(row.nodes)
     names = {cdi.qualified(row.resource, device.id) for device in devices}
-    return not row.cdi or names == set(row.cdi)
+    given = {name for name in row.cdi if not memlock.is_name(name)}
+    return not given or names == given
 
 
 def _hcas(

@@ -198,7 +198,5 @@ def amount(value: object, where: str, least: int = 0) -> int:
             "write 256Mi or more"
         )
     if size > 1 << 50:
-        raise DocumentError(
-            f"{where}: {documents.shown(value)}: no GPU has this much memory: write less"
-        )
+        raise DocumentError(f"{where}: {documents.shown(value)}: is more than 1 PiB: write less")
     return size

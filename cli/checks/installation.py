@@ -8,7 +8,7 @@ import msgspec
 from base import decoding
 from cli.checks import Outcome, failed, ok, warning
 from cli.setup import executables
-from cli.setup.executables import EVERY, RETURNED, TAKE_AGAIN
+from cli.setup.executables import INSTALLED, RETURNED, TAKE_AGAIN
 from node.state import ThisNode
 
 _SUFFIXES = (".conf", ".conflist", ".json")  # of the files that a runtime reads (libcni)
@@ -65,7 +65,7 @@ def our_executables(node: ThisNode) -> Iterator[Outcome]:
             missing.append(name)
         elif not executables.is_ours(directory / name):
             foreign.append(name)
-    returned = [name for name in EVERY if executables.has_returned(directory / name)]
+    returned = [name for name in INSTALLED if executables.has_returned(directory / name)]
     foreign = [name for name in foreign if name not in returned]
     remedy = (
         "restart podfabric's pod of this node, unless `install.plugins` leaves them out; without "

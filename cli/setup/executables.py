@@ -1,7 +1,8 @@
 """Recognizes and installs podfabric's CNI executables.
 
-The runtime's directory has a copy of the launcher under each plugin's name. Another project's
-executable with such a name moves to REPLACED until podfabric is uninstalled.
+The runtime's directory has a copy of the launcher under each plugin's name, and under the name of
+the hook for locked memory. Another project's executable with such a name moves to REPLACED until
+podfabric is uninstalled.
 """
 
 import logging
@@ -17,6 +18,7 @@ from base.files import sync_directory
 from base.locks import directory_locked
 from base.watching import WatchedFile
 from cni.spec.config import SERVED
+from deviceplugin.allocate.memlock import HOOK
 
 PLUGINS = (
     "ib-sriov",  # the name of `sriov` in definitions for InfiniBand
@@ -27,6 +29,8 @@ PLUGINS = (
 )
 
 EVERY = (*PLUGINS, *sorted(SERVED[1:]))  # also the names that only `--plugins` installs
+
+INSTALLED = (*EVERY, HOOK)
 
 OWN = ".podfabric"  # podfabric's directory next to the launchers
 REPLACED = f"{OWN}/replaced"  # for executables that launchers have replaced
@@ -91,7 +95,7 @@ def watch(directory: Path) -> WatchedFile:
     logged: set[str] = set()
 
     def look() -> None:
-        for name in EVERY:
+        for name in INSTALLED:
             path = directory / name
             if is_ours(path):
                 ours.add(name)

@@ -15,7 +15,8 @@ from base.files import sync_directory
 from base.paths import Paths
 from cli.arguments import file
 from cli.setup import executables, shim_files
-from cli.setup.executables import EVERY, OWN, REPLACED, InstallRefused
+from cli.setup.executables import EVERY, INSTALLED, OWN, REPLACED, InstallRefused
+from deviceplugin.allocate import memlock
 
 DEFAULT_BIN_DIR = Path("/opt/cni/bin")
 
@@ -85,7 +86,7 @@ def _install(arguments: argparse.Namespace) -> Iterator[str]:
         )
     # A link is replaced before its target, because a link to a launcher counts as a launcher.
     names = sorted(arguments.plugins, key=lambda name: not (bin_dir / name).is_symlink())
-    contents = {bin_dir / name: launcher for name in names}
+    contents = {bin_dir / name: launcher for name in (*names, memlock.HOOK)}
 
     with executables.locked(bin_dir):
         _refuse(bin_dir, contents)
@@ -107,13 +108,18 @@ def _uninstall(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def uninstall(bin_dir: Path) -> Iterator[str]:
-    """Remove our executables and restore the replaced ones. Raises InstallRefused, OSError."""
+    """Remove our executables and restore the replaced ones. Raises InstallRefused, OSError.
+
+    Containers that restart later get no hook.
+    """
     if not bin_dir.is_dir():
         raise InstallRefused(
             f"{bin_dir}: is not a directory: name the runtime's CNI directory with --bin-dir"
         )
+    if executables.is_ours(bin_dir / memlock.HOOK):
+        memlock.retire(Paths.from_environ(os.environ))
     with executables.locked(bin_dir):
-        paths = [bin_dir / name for name in EVERY]
+        paths = [bin_dir / name for name in INSTALLED]
         for path in sorted(
             paths, key=lambda path: executables.place_kept(path).is_symlink()
         ):  # links last

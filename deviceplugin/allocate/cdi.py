@@ -50,16 +50,20 @@ def write(paths: Paths, resource: str, devices: Mapping[str, Sequence[DeviceNode
 
     Removes the file if no HCA has nodes: a specification must have a device. Raises Unwritten.
     """
-    file = path(paths, resource)
     described = [
         {"name": _name(hca), "containerEdits": {"deviceNodes": node_edits(devices[hca])}}
         for hca in sorted(devices)
         if devices[hca]
     ]
+    store(path(paths, resource), kind(resource), described)
+
+
+def store(file: Path, of_kind: str, described: Sequence[Mapping[str, Any]]) -> None:
+    """Write a file if its content changes. Without devices, remove the file. Raises Unwritten."""
     with _writing:
         try:
             if described:
-                put(file, kind(resource), described)
+                put(file, of_kind, described)
             else:
                 files.remove(file)
         except OSError as error:

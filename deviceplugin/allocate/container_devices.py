@@ -10,7 +10,7 @@ import msgspec
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.allocate import cdi, device_files, environment
+from deviceplugin.allocate import cdi, device_files, environment, memlock
 from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec
 from deviceplugin.kubelet.plugin_server import Rejected
 from deviceplugin.pools.pool import Pool
@@ -36,7 +36,7 @@ def allocation(
     *,
     fabric_env: bool = True,
 ) -> AllocateResult:
-    """The allocation of these ids of the pool. Writes the pool's CDI file if the pool uses CDI.
+    """The allocation of these ids of the pool. Writes the CDI files that the answer names.
 
     `healthy` are the ids that may be allocated now. `current` has the present HCAs by id.
     `fabric_env` adds the variables of NCCL and UCX. Raises Rejected with INVALID_ARGUMENT if the
@@ -51,14 +51,16 @@ def allocation(
     answer = ContainerAllocateResponse(
         envs=environment.environment(pool.config, nodes_of, fabric=fabric_env)
     )
-    if pool.config.cdi:
-        resource = pool.config.resource
-        try:
+    resource = pool.config.resource
+    try:
+        limit = memlock.device(paths, pool.config)
+        if pool.config.cdi:
             describe(paths, pool, current)
-        except cdi.Unwritten as error:
-            raise Rejected(
-                grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate from {resource}: {error}"
-            ) from None
+    except cdi.Unwritten as error:
+        raise Rejected(
+            grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate from {resource}: {error}"
+        ) from None
+    if pool.config.cdi:
         answer.cdi_devices.extend(
             CDIDevice(name=cdi.qualified(resource, hca_id))
             for hca_id in sorted(nodes_of)
@@ -70,6 +72,8 @@ def allocation(
             DeviceSpec(container_path=path, host_path=hosts[path], permissions="rw")
             for path in sorted(hosts)
         )
+    if limit is not None:
+        answer.cdi_devices.append(CDIDevice(name=limit))
     devices = {device: tuple(recorded(pool, hca) for hca in of) for device, of in by_id.items()}
     return AllocateResult(answer=answer, devices=devices, notes=tuple(lookup.notes))
 

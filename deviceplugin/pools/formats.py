@@ -38,6 +38,7 @@ POOL_KEYS = {
     "nodes": _Nodes,
     "rdma": bool,
     "cdi": bool,
+    "memlock": object,
     "numa": bool,
     "overlap": bool,
 }
@@ -174,6 +175,8 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
             )
     if "name" not in values:
         raise DocumentError(f'{where}.name: is required: write domain/name, such as "rdma/hca"')
+    if "memlock" in values:
+        values["memlock"] = _memlock(values["memlock"], f"{where}.memlock")
     written_selectors, nodes = values.pop("selectors", []), values.pop("nodes", ())
     chosen = _selectors(written_selectors, f"{where}.selectors", selectors.OWN)
     asking = {"nodes": bool(nodes), "selectors.isRdma": any(one.isRdma for one in chosen)}
@@ -191,6 +194,12 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
         issm="issm" in nodes,
         **values,
     )
+
+
+def _memlock(value: object, where: str) -> str:
+    if value == "unlimited" or value is False or value == "":
+        return value or ""
+    return str(gpu_pool_keys.amount(value, where))
 
 
 def _mellanox(value: object, where: str, prefix: str) -> PoolConfig:

@@ -124,6 +124,9 @@ spec:
               value: /host/proc
             - name: PODFABRIC_KUBELET
               value: {{ $root.Values.host.kubeletDir }}
+            # Where the runtime starts the hook for locked memory.
+            - name: PODFABRIC_HOST_CNI_BIN
+              value: {{ $root.Values.host.cniBinDir }}
             # Where the agents lease addresses, if the cluster manages them.
             - name: NODE_NAME
               valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
@@ -217,7 +220,7 @@ spec:
             - name: pod-resources
               mountPath: {{ $root.Values.host.kubeletDir }}/pod-resources
               readOnly: true
-            # CDI specifications of pools with `cdi: true` and of parts of GPUs.
+            # CDI specifications of locked memory, pools with `cdi: true` and parts of GPUs.
             - name: cdi
               mountPath: /var/run/cdi
             # Device-information files, which Multus copies into a pod's network-status.

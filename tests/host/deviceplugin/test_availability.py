@@ -394,7 +394,7 @@ def test_log_says_once_why_an_id_is_unfit_and_when_it_is_fit_again(
     server: Paths, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "deviceplugin.plugin")
-    shared = PoolConfig(resource=HCA, slots=2)
+    shared = PoolConfig(resource=HCA, slots=2, memlock="")
     with Kubelet(server.kubelet) as kubelet, serving(server, kubelet, config(shared)) as node:
         kubelet.wait(lambda: kubelet.allocatable(HCA) == 16)
         assert caplog.messages == []

@@ -15,8 +15,10 @@ import pytest
 from cli.commands import run
 from cli.setup import executables, install
 from cli.setup.executables import EVERY, OWN, PLUGINS, REPLACED
+from deviceplugin.allocate.memlock import HOOK
 
 LAUNCHER = b"\x7fELF...podfabric launcher 1..."
+INSTALLED = (*PLUGINS, HOOK)
 FOREIGN = b"\x7fELF...somebody else's..."
 STEPS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym/handle"}
 
@@ -38,7 +40,7 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for root in ("state", "etc", "kubelet"):
+    for root in ("state", "etc", "kubelet", "cdi"):
         monkeypatch.setenv(f"PODFABRIC_{root.upper()}", str(tmp_path / root))
     return tmp_path / "state"
 
@@ -63,12 +65,12 @@ def _tree(directory: Path) -> list[str]:
 
 def test_every_plugin_is_the_launcher(bin_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _install(bin_dir) == 0
-    assert _tree(bin_dir) == sorted(PLUGINS)
-    for name in PLUGINS:
+    assert _tree(bin_dir) == sorted(INSTALLED)
+    for name in INSTALLED:
         assert (bin_dir / name).read_bytes() == LAUNCHER
         assert (bin_dir / name).stat().st_mode & 0o7777 == 0o755
     said = capsys.readouterr().out.splitlines()
-    assert said == [f"installed {bin_dir / name}" for name in PLUGINS]
+    assert said == [f"installed {bin_dir / name}" for name in INSTALLED]
 
 
 def untouched(path: Path) -> tuple[int, ...]:
@@ -79,7 +81,7 @@ def untouched(path: Path) -> tuple[int, ...]:
 
 def test_chosen_plugins_only(bin_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _install(bin_dir, "--plugins", "ipoib") == 0
-    assert _tree(bin_dir) == ["ipoib"]
+    assert _tree(bin_dir) == ["ipoib", HOOK]
     with pytest.raises(SystemExit):
         _install(bin_dir, "--plugins", "ipoib,ipam")
     told = f'no plugin "ipam": choose from {", ".join(EVERY)}'
@@ -284,7 +286,7 @@ def test_two_at_once_wait_for_each_other(bin_dir: Path) -> None:
     for thread in threads:
         thread.join()
     assert codes == [0] * 4
-    assert _tree(bin_dir) == sorted(PLUGINS)
+    assert _tree(bin_dir) == sorted(INSTALLED)
 
 
 def test_directory_that_is_not_there_is_an_error(
@@ -311,7 +313,7 @@ def test_default_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     default = tmp_path / "opt/cni/bin"
     monkeypatch.setattr(install, "DEFAULT_BIN_DIR", default)
     assert _podfabric("install") == 0
-    assert _tree(default) == sorted(PLUGINS)
+    assert _tree(default) == sorted(INSTALLED)
 
 
 def test_launcher_must_be_one(
@@ -343,3 +345,18 @@ def test_uninstall_leaves_what_is_not_ours_and_says_so(
     said = capsys.readouterr().out.splitlines()
     assert f"left {bin_dir / 'ipoib'}: it is not podfabric's" in said
     assert f"removed {bin_dir / 'podfabric-ipam'}" in said
+
+
+def test_uninstall_leaves_the_cdi_device_of_running_containers_without_the_hook(
+    bin_dir: Path, tmp_path: Path
+) -> None:
+    _install(bin_dir)
+    specification = tmp_path / "cdi" / f"{HOOK}.json"
+    specification.parent.mkdir()
+    specification.write_text('{"devices": [{"name": "unlimited"}]}')
+    unreadable = tmp_path / "kubelet/device-plugins/kubelet_internal_checkpoint"
+    unreadable.parent.mkdir(parents=True)
+    unreadable.write_text("{")
+    assert _uninstall(bin_dir) == 0
+    assert _tree(bin_dir) == []
+    assert "PODFABRIC_MEMLOCK=unlimited" in specification.read_text()
