@@ -3,11 +3,15 @@
 A module may be built into the kernel, so the checks look for its entries in sysfs.
 """
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from math import inf
 
-from cli.checks import Outcome, failed, not_applicable, ok, warning
+from cli.checks import Outcome, failed, not_applicable, ok, some, warning
+from deviceplugin.allocate import environment, memlock
+from gpu.limits.processes import Container, container_in
 from host.device_nodes import verify
 from host.errors import HostError
 from host.sysfs import discovery
@@ -132,7 +136,60 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
 
 
 def locked_memory(node: ThisNode) -> Iterator[Outcome]:
-    """Check RLIMIT_MEMLOCK, which containers inherit and which limits memory for RDMA."""
+    """Check RLIMIT_MEMLOCK of containers with HCAs, and the runtime's limit if no hook sets it."""
+    wanted = {
+        environment.variable(pool.config): pool.config.memlock
+        for pool in node.pools
+        if pool.hcas and pool.config.memlock
+    }
+    low = sorted(_low_limits(node, wanted)) if wanted else []
+    if low:
+        yield warning(
+            f"containers with less locked memory than their pool gives: {some(low)}",
+            "delete the pods if they are older than the hook or the pool's `memlock`; else see "
+            "which runtimes start the hook: docs/use/devices.md#locked-memory",
+        )
+    why = memlock.problem(node.paths) if wanted else "no pool sets a limit"
+    if why is not None:
+        yield from _runtimes(node, why)
+    elif not low:
+        limits = ", ".join(sorted(set(wanted.values())))
+        yield ok(f"the hook {memlock.HOOK} raises the limit of containers with HCAs: {limits}")
+
+
+def _low_limits(node: ThisNode, wanted: Mapping[str, str]) -> Iterator[str]:
+    """The containers with a lower limit than `wanted`, which has the limits by variable.
+
+    The variables of the device plugin are in the environment of each container with an HCA. Only
+    the oldest process of a container counts, because `kubectl exec` starts no hook.
+    """
+    first: dict[Container, tuple[int, str, str]] = {}
+    for directory in node.paths.proc.glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):  # the process has ended
+            container = container_in((directory / "cgroup").read_text())
+            if container is None:
+                continue
+            begun = int((directory / "stat").read_text().rpartition(")")[2].split()[19])
+            variables = os.fsdecode((directory / "environ").read_bytes()).split("\0")
+            names = {variable.partition("=")[0] for variable in variables}
+            limits = [limit for name, limit in wanted.items() if name in names]
+            has = _LOCKED.search((directory / "limits").read_text())
+            if limits and has:
+                found = (begun, has[1], max(limits, key=_number))
+                first[container] = min(first.get(container, found), found)
+    pods = {holder.uid: holder.pod for holder in node.holders.by_key.values()}
+    for container, (_, has_limit, limit) in first.items():
+        if _number(has_limit) < _number(limit):
+            pod = pods.get(container.pod_uid, container.pod_uid)
+            yield f"{pod} ({container.id[:12]}: {has_limit} bytes, not {limit})"
+
+
+def _number(limit: str) -> float:
+    return int(limit) if limit.isdecimal() else inf  # "unlimited"
+
+
+def _runtimes(node: ThisNode, why: str) -> Iterator[Outcome]:
+    """The limits that runtimes pass on to containers. `why` tells why no hook raises the limits."""
     by_runtime: dict[str, set[str]] = {}
     for directory in node.paths.proc.glob("[0-9]*"):
         with suppress(OSError, UnicodeDecodeError):
@@ -152,9 +209,9 @@ def locked_memory(node: ThisNode) -> Iterator[Outcome]:
         else:
             yield warning(
                 f"{name}: {_bytes(low[0])} may be locked by a container: registering more fails "
-                "with ENOMEM, and NCCL then uses TCP silently",
-                f"`systemctl edit {name}`: [Service] LimitMEMLOCK=infinity, restart it and "
-                "the pods; or give root containers the capability IPC_LOCK",
+                f"with ENOMEM, and NCCL then uses TCP silently. No hook raises this limit: {why}",
+                f"correct that; or `systemctl edit {name}`: [Service] LimitMEMLOCK=infinity, "
+                "restart it and the pods",
             )
 
 

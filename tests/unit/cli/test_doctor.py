@@ -15,6 +15,7 @@ from cli import doctor
 from cli.checks import Finding, Outcome, kernel, ok
 from cli.setup.executables import PLUGINS, place_kept
 from deviceplugin import checkpoint
+from deviceplugin.allocate.memlock import HOOK
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
 from deviceplugin.plugin import DevicePlugin
 from deviceplugin.pools.pool_config import DevicePluginConfig, PoolConfig
@@ -28,6 +29,7 @@ from tests.unit.host.sysfs import Tree
 pytestmark = pytest.mark.root
 
 FIRST, SECOND = servers.DGX_HCAS[:2]
+UID = "1538af01-9c17-4d80-be64-4c8d34a042ea"
 UNLIMITED = "unlimited            unlimited"
 EIGHT_MIB = "8388608              8388608 "
 
@@ -68,6 +70,22 @@ def _process(paths: Paths, pid: int, name: str, limit: str) -> None:
         "Max open files            1048576              1048576              files     \n"
         f"Max locked memory         {limit}            bytes     \n"
     )
+
+
+def _container(paths: Paths, pid: int, limit: str, variable: str, *, id_: str = "c") -> None:
+    """A process of a container of pod UID. Processes with higher pids started later."""
+    _process(paths, pid, "python3", limit)
+    directory = paths.proc / str(pid)
+    (directory / "cgroup").write_text(f"0::/kubepods/pod{UID}/{id_ * 64}\n")
+    (directory / "stat").write_text(f"{pid} (a) b) S {' 0' * 18} {pid} 0\n")
+    (directory / "environ").write_bytes(f"PATH=/bin\0{variable}=\xff\0".encode("latin-1"))
+
+
+def _hook(paths: Paths) -> None:
+    assert paths.host_cni_bin is not None
+    hook = paths.proc / f"1/root{paths.host_cni_bin}" / HOOK
+    hook.parent.mkdir(parents=True)
+    hook.touch(0o755)
 
 
 def _net(paths: Paths, name: str, *, up: bool) -> None:
@@ -111,6 +129,7 @@ def test_a_node_on_which_everything_runs_has_no_failure(
             Tree(node.sys).port("mlx5_0", state="1: DOWN", physical_state="2: Polling")
             _net(node, "ib2", up=False)
             _process(node, 100, "containerd", EIGHT_MIB)
+            _hook(node)
             shell.as_kept("podfabric doctor")
         finally:
             plugin.close()
@@ -229,6 +248,30 @@ def test_each_fault_is_found(
     assert found, _found(node, check)
     assert words in " ".join(finding.seen for finding in found)
     assert status not in ("failed", "warning") or all(finding.remedy for finding in found)
+
+
+def test_containers_whose_limit_was_not_raised_are_named(node: Paths) -> None:
+    _configured(node, "pools: [{name: rdma/hca, memlock: 64Mi}]")
+    _hook(node)
+    _process(node, 100, "containerd", EIGHT_MIB)
+    _container(node, 200, "67108864             67108864 ", "PCIDEVICE_RDMA_HCA")
+    _container(node, 201, EIGHT_MIB, "PCIDEVICE_RDMA_HCA")  # of `kubectl exec`
+    _container(node, 202, EIGHT_MIB, "PCIDEVICE_RDMA_OTHER", id_="d")
+    (node.proc / "203").mkdir()  # a process that ends meanwhile
+    (found,) = _found(node, "locked memory")
+    assert (found.status, "with HCAs: 67108864" in found.seen) == ("ok", True), found
+
+    _container(node, 199, EIGHT_MIB, "PCIDEVICE_RDMA_HCA", id_="e")
+    with Kubelet(node.kubelet):
+        _kubelets(node, {"rdma/hca": [f"{FIRST}-0"]}, {})
+        (found,) = _found(node, "locked memory")
+    assert found.status == "warning"
+    assert found.seen.endswith(f": {UID} ({'e' * 12}: 8388608 bytes, not 67108864)")
+    assert "delete the pods" in found.remedy
+
+    _configured(node, "pools: [{name: rdma/hca, memlock: false}]")
+    (found,) = _found(node, "locked memory")
+    assert "No hook raises this limit: no pool sets a limit" in found.seen
 
 
 def test_a_port_that_a_pool_offers_by_name_fails_when_it_is_down(node: Paths) -> None:
@@ -364,7 +407,7 @@ def test_the_checkpoint_is_held_against_the_kubelets(
 def _kubelets(paths: Paths, held: dict[str, list[str]], registered: dict[str, list[str]]) -> None:
     """The kubelet's own checkpoint."""
     entries: list[dict[str, Any]] = [
-        {"PodUID": "u", "ContainerName": "main", "ResourceName": name, "DeviceIDs": {"-1": ids}}
+        {"PodUID": UID, "ContainerName": "main", "ResourceName": name, "DeviceIDs": {"-1": ids}}
         for name, ids in held.items()
     ]
     data = {"PodDeviceEntries": entries, "RegisteredDevices": registered}
