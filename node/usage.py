@@ -122,7 +122,7 @@ def _objects(node: ThisNode, socket: RdmaNetlink) -> Iterator[RdmaObjects]:
                     of_pod[kind] += count
     names = _names(node, {uid for uid, _ in counts})
     for (uid, device_name), found in sorted(counts.items()):
-        yield RdmaObjects(pod=names.get(uid, uid), device=device_name, **found)
+        yield RdmaObjects(pod=names.get(uid, uid)[:330], device=device_name, **found)
 
 
 def _names(node: ThisNode, uids: Set[str]) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.cluster import Cluster, Namespace
 from tests.cluster.installation import (
@@ -51,6 +52,15 @@ def test_a_pod_sees_its_own_rdma_device_only(cluster: Cluster, namespace: Namesp
         inside = f"/sys/class/infiniband_verbs/{device}/ibdev"
         assert {namespace.run(name, "cat", inside).strip()} == devices
     assert pings(namespace, "one", namespace.address("two"))
+    metrics = cluster.node.run("busybox wget -q -O - http://127.0.0.1:9810/metrics")
+    samples = {
+        (sample.name, sample.labels.get("pod"), sample.labels.get("counter")): sample.value
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+    }
+    for name in NAMES:
+        assert samples["podfabric_pod_port_counter_total", name, "sent_pkts"] > 0
+    assert samples["podfabric_pod_ports_unreadable", None, None] == 0
     namespace.delete(*NAMES)
     await_nothing_left(cluster)
     assert of_node(cluster) == before
