@@ -1,7 +1,8 @@
 """Writes this node's FabricNode on the API server.
 
 The agent looks every second whether the node has changed, and writes a change at most every `PAUSE`
-seconds. Nothing is written if there is no API server or no kind FabricNode.
+seconds, and a change of faults earlier. Nothing is written if there is no API server or no kind
+FabricNode.
 """
 
 import logging
@@ -52,6 +53,7 @@ LOOK_AGAIN = 0.5  # seconds, while the change of a port is too recent to be repo
 RATES_EVERY = 10.0  # seconds between checks of the rates of ports, of P_Keys and of MTUs
 RESCAN_EVERY = 60.0  # seconds between full looks, for changes that the checks miss
 PAUSE = 10.0  # seconds between two writes
+FAULT_PAUSE = 2.0  # seconds between two writes, if the faults have changed
 STEADY_PAUSE = 60.0  # seconds between two writes, if only numbers that change often have changed
 MEASURE_EVERY = 2.0  # seconds between two measurements of what pods use, at least
 COUNT_EVERY = 30.0  # seconds between two counts of objects whose totals do not change
@@ -239,15 +241,16 @@ class NodeReport(StepThread):
 
     def _is_due(self, now: float) -> bool:
         """Whether the status differs from the stored status, and may be written now."""
-        if now < self._write_at or self._stored is None:
+        if self._stored is None:
             return now >= self._write_at
         wanted = fabric_node.fitted(self._status)
         stored = msgspec.structs.replace(self._stored.status, written=wanted.written)
         if wanted == stored:
             return False
+        pause = STEADY_PAUSE
         if fabric_node.steady(wanted) != fabric_node.steady(stored):
-            return True
-        return now >= self._write_at - PAUSE + STEADY_PAUSE
+            pause = FAULT_PAUSE if wanted.faults != stored.faults else PAUSE
+        return now >= self._write_at - PAUSE + pause
 
     def _written(self) -> float:
         """Write the status. Returns the seconds until the next write may begin."""

@@ -279,6 +279,26 @@ def test_the_agent_writes_its_node_once_until_something_changes(
     assert client.calls["get", "FabricNode"] == 1
 
 
+def test_a_new_fault_is_written_soon(
+    paths: Paths, api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, now = api.client("agent"), time.monotonic()
+    writer = report(paths, client)
+
+    def faults_at(seconds: float) -> int:
+        """The number of stored faults after a step at this time."""
+        monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+        writer.step()
+        return api.look(FabricNode, NODE).status.counts.faults
+
+    assert faults_at(0) == 0
+    Tree(paths.sys, paths).port("mlx5_0", 1, state="1: DOWN")
+    assert faults_at(0.5) == 0  # too new
+    assert faults_at(0.5 + health.NOTICE) == 0  # too soon after the last write
+    assert faults_at(node_report.FAULT_PAUSE) == 1
+    assert client.calls["update_status", "FabricNode"] == 2
+
+
 OBJECTS = (RdmaObjects(pod="ml/worker-0", device="mlx5_0", qp=20, mr=3),)
 
 
