@@ -1,8 +1,8 @@
 """Writes this node's FabricNode on the API server.
 
-The agent looks every second whether the node has changed, and writes a change at most every `PAUSE`
-seconds, and a change of faults earlier. Nothing is written if there is no API server or no kind
-FabricNode.
+The agent looks every second whether the node has changed. The agent writes changed faults at most
+every `FAULT_PAUSE` seconds, and other changes at most every `PAUSE` seconds. Nothing is written if
+there is no API server or no kind FabricNode.
 """
 
 import logging
@@ -56,7 +56,7 @@ PAUSE = 10.0  # seconds between two writes
 FAULT_PAUSE = 2.0  # seconds between two writes, if the faults have changed
 STEADY_PAUSE = 60.0  # seconds between two writes, if only numbers that change often have changed
 MEASURE_EVERY = 2.0  # seconds between two measurements of what pods use, at least
-COUNT_EVERY = 30.0  # seconds between two counts of objects whose totals do not change
+COUNT_EVERY = 30.0  # seconds between two counts of RDMA objects, if the totals stay the same
 _MEASURE_PAUSE = 50  # the pause after a measurement, in multiples of its duration
 FAULT = "FabricFault"
 MOST_REFUSALS = 16
@@ -101,7 +101,7 @@ class NodeReport(StepThread):
         self._lock = threading.Lock()  # guards `_refusals`
         self._refusals: dict[tuple[str, ...], tuple[float, RefusalStatus]] = {}  # with the time
         self._usage = NO_USAGE
-        self._measured: ThisNode | None = None  # whose objects were counted
+        self._measured: ThisNode | None = None  # the node at the last count of RDMA objects
         self._gpu_memory: Mapping[str, GpuMemory] = {}
         self._faulty: set[tuple[Pod, str]] = set()  # in the last look
         self._inventory, self._health = Inventory(paths), Health()

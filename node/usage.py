@@ -6,6 +6,7 @@ from functools import cache
 
 import msgspec
 
+from base.text import printable
 from cni.attachments.journal import Journal, JournalEntry
 from gpu.limits import processes
 from host.errors import HostError
@@ -122,7 +123,8 @@ def _objects(node: ThisNode, socket: RdmaNetlink) -> Iterator[RdmaObjects]:
                     of_pod[kind] += count
     names = _names(node, {uid for uid, _ in counts})
     for (uid, device_name), found in sorted(counts.items()):
-        yield RdmaObjects(pod=names.get(uid, uid)[:330], device=device_name, **found)
+        pod = printable(names.get(uid, uid))[:330]  # within the lengths of the schema
+        yield RdmaObjects(pod=pod, device=printable(device_name)[:64], **found)
 
 
 def _names(node: ThisNode, uids: Set[str]) -> Mapping[str, str]:

@@ -1,10 +1,10 @@
-"""The counters of ports whose RDMA devices are in the namespaces of pods, for Prometheus.
+"""Reads the counters of ports in pods' network namespaces, for Prometheus.
 
-In the RDMA subsystem's exclusive mode only the pod's sysfs shows these ports, so node_exporter has
-no counters of them.
+In the RDMA subsystem's exclusive mode only the pod's sysfs shows these ports, so node_exporter
+lacks their counters.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from prometheus_client.metrics_core import Metric
@@ -21,7 +21,8 @@ from host.sysfs import attribute_files, port_counters
 
 MOST = 8192  # series, far more than a node has
 
-Labels = tuple[str, str, str, str, str]
+PortLabels = tuple[str, str, str, str]  # namespace, pod, device, port
+Labels = tuple[str, str, str, str, str]  # with the counter
 
 
 class _Moved(msgspec.Struct):
@@ -31,31 +32,34 @@ class _Moved(msgspec.Struct):
 
 
 def families(paths: Paths) -> Iterable[Metric]:
-    """The counters of each such port, and the number of attachments whose ports are unreadable."""
+    """The counters of each port, and the number of ports and pods that cannot be read."""
     found: dict[Labels, int] = {}
     unreadable = 0
     for entry in _isolated(paths):
         try:
-            found |= _of(paths, entry)
+            for port, counters in _of(paths, entry):
+                unreadable += not counters
+                found |= {(*port, name): value for name, value in counters.items()}
         except (HostError, OSError):
             unreadable += 1
     yield counter(
         "podfabric_pod_port_counter",
-        "A counter of a port whose RDMA device is in a pod's namespace. The label counter has the "
-        "kernel's name, such as port_rcv_data, and the kernel's unit.",
+        "A counter of a port in a pod's network namespace. The label counter has the kernel's "
+        "name, such as port_rcv_data. The value has the kernel's unit.",
         ("namespace", "pod", "device", "port", "counter"),
         dict(list(found.items())[:MOST]),
     )
     yield gauge(
         "podfabric_pod_ports_unreadable",
-        "Attachments with an RDMA device in the pod's namespace whose counters cannot be read.",
+        "Ports in pods' network namespaces that have no readable counter, and such namespaces that "
+        "cannot be read.",
         (),
         {(): unreadable},
     )
 
 
 def _isolated(paths: Paths) -> list[JournalEntry]:
-    """The attachments whose RDMA devices are in the pods' namespaces."""
+    """The attachments with an RDMA device in the pod's network namespace."""
     try:
         with rdma.rdma() as socket:
             if rdma.mode(socket) == "shared":
@@ -73,9 +77,12 @@ def _has_rdma(entry: JournalEntry) -> bool:
         return False
 
 
-def _of(paths: Paths, entry: JournalEntry) -> dict[Labels, int]:
-    """Raises HostError or OSError."""
-    found: dict[Labels, int] = {}
+def _of(paths: Paths, entry: JournalEntry) -> Iterator[tuple[PortLabels, dict[str, int]]]:
+    """The readable counters of each port in the pod. Raises HostError or OSError.
+
+    A pod may rename its devices, so a name may have any bytes.
+    """
+    pod = printable(entry.pod_namespace), printable(entry.pod_name)
     with NetworkNamespace.open(entry.netns) as namespace, mounts.sysfs_of(namespace) as sysfs:
         if namespace.identity != entry.netns_identity:
             raise HostError(f"netns {entry.netns!r} belongs to another pod")
@@ -83,8 +90,4 @@ def _of(paths: Paths, entry: JournalEntry) -> dict[Labels, int]:
         for device in attribute_files.names(f"{sysfs}/class/infiniband"):
             for port in attribute_files.names(f"{sysfs}/class/infiniband/{device}/ports"):
                 counters = port_counters.every(inside, device, int(port))
-                if not counters:
-                    raise HostError(f"port {device}/{port} has no counter that can be read")
-                pod = printable(entry.pod_namespace), printable(entry.pod_name)
-                found |= {(*pod, device, port, name): value for name, value in counters.items()}
-    return found
+                yield (*pod, printable(device), port), counters

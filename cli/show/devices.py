@@ -155,7 +155,7 @@ def _rdma(listed: ListedHCA) -> Lines:
 
 
 def _place(listed: ListedHCA) -> str:
-    """The place of an HCA whose RDMA device is not visible."""
+    """The place of an HCA, if its RDMA device is not visible."""
     return "in a pod" if listed.present else "gone"
 
 

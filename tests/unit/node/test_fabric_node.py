@@ -26,7 +26,9 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from deviceplugin import checkpoint, health
 from deviceplugin.checkpoint import AllocatedHCA, Allocation
+from host import mounts
 from host.errors import HostError
+from host.namespaces import NetworkNamespace
 from host.netlink import rdma
 from host.netlink.rdma import RdmaNetlink
 from node import fabric_node, observation, usage
@@ -411,6 +413,32 @@ def test_counters_that_cannot_be_read_are_counted(
     monkeypatch.setattr(rdma, "mode", lambda socket: "exclusive")
     counters, unreadable = pod_counters.families(paths)
     assert (counters.samples, unreadable.samples[0].value) == ([], 1)
+
+
+def test_a_port_without_counters_hides_no_other_port(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attach(paths, "worker-0")
+    (entry,) = Journal(paths).entries()
+    assert isinstance(entry, JournalEntry)
+    with NetworkNamespace.own() as own:
+        Journal(paths).write(
+            replace(
+                entry,
+                undo=msgspec.Raw(b'{"rdma": [{}]}'),
+                netns=own.path,
+                netns_identity=own.identity,
+            )
+        )
+    tree = Tree(paths.sys, paths)
+    tree.write("class/infiniband/mlx5_0/ports/1/counters/port_rcv_data", "7")
+    monkeypatch.setattr(rdma, "rdma", nullcontext)
+    monkeypatch.setattr(rdma, "mode", lambda socket: "exclusive")
+    monkeypatch.setattr(mounts, "sysfs_of", lambda namespace: nullcontext(paths.sys))
+    counters, unreadable = pod_counters.families(paths)
+    (sample,) = counters.samples
+    assert (sample.labels["device"], sample.labels["counter"]) == ("mlx5_0", "port_rcv_data")
+    assert (sample.value, unreadable.samples[0].value) == (7, 7)
 
 
 def test_a_refused_add_is_shown_once_with_the_time_of_its_first_failure(
