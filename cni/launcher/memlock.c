@@ -78,7 +78,7 @@ int raise_memlock(int argc, char **argv)
         length += (size_t)got;
     pid_t pid = length < MAX_STATE ? pid_in(state) : 0;
     if (!pid)
-        return fail("standard input is no state of a container with a pid, or has 1 MiB");
+        return fail("standard input has no container state with a pid, or has 1 MiB or more");
     if (prlimit(pid, RLIMIT_MEMLOCK, NULL, &limit) != 0)
         return fail("the limit of locked memory is unknown");
     limit.rlim_cur = wanted > limit.rlim_cur ? wanted : limit.rlim_cur;

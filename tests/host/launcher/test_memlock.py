@@ -77,7 +77,9 @@ def test_the_outermost_pid_gets_the_limit(hook: Path, pid: int, state: str) -> N
 )  # fmt: skip
 def test_a_state_without_a_valid_pid_changes_nothing(hook: Path, pid: int, state: str) -> None:
     own = _limit(0)
-    _refused(_run(hook, state.replace("PID", str(pid)), ALL), b"standard input is no state")
+    _refused(
+        _run(hook, state.replace("PID", str(pid)), ALL), b"standard input has no container state"
+    )
     assert _limit(pid) == (SOFT, HARD)
     assert _limit(0) == own
 
