@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from base.paths import Paths
 from base.problems import Problems
 from deviceplugin import checkpoint, current, pod_devices
-from deviceplugin.allocate import cdi, device_info, memlock
+from deviceplugin.allocate import cdi, device_info, job_config, memlock
 from deviceplugin.allocate.container_devices import recorded
 from deviceplugin.allocate.device_files import inside
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedNode, AllocatedRdmaDevice, Allocation
@@ -167,10 +167,14 @@ class Reconciler:
         dropped = self._ledger.drop_unknown(_keys(rows))
         for resource, device_id in dropped:
             _log.info("%s: %s is free again", resource, device_id)
-        try:
-            device_info.remove_stale(self._paths, self._ledger.keys)
-        except OSError as error:
-            _log.warning("cannot remove the device-information files of free ids: %s", error)
+        for what, remove in (
+            ("device information", device_info.remove_stale),
+            ("NCCL and UCX", job_config.remove_stale),
+        ):
+            try:
+                remove(self._paths, self._ledger.keys)
+            except OSError as error:
+                _log.warning("cannot remove the files of free ids (%s): %s", what, error)
         pods = {(row.namespace, row.name) for row in rows if row.name}
         self._pods_known(pods, {row.uid for row in rows if row.uid})
         return bool(dropped)

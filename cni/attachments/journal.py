@@ -36,6 +36,7 @@ from cni.spec.request import Request, of_environ
 from host.namespaces import NetworkNamespace, where
 
 VERSION = 1
+_CONTAINER = 24  # characters of the container id in a file's name
 _UNFINISHED = ".json.tmp"  # the suffix while files.write_atomically writes the file
 
 U = TypeVar("U")
@@ -290,16 +291,21 @@ class Journal:
             for entry in self.entries()
         )
 
-    def entries(self) -> Iterator[JournalEntry | JournalDamaged]:
-        """Every entry, unordered. Yields a JournalDamaged for each damaged or unreadable file."""
+    def entries(self, container_id: str = "") -> Iterator[JournalEntry | JournalDamaged]:
+        """Every entry, or those of one container, unordered.
+
+        Yields a JournalDamaged for each damaged or unreadable file.
+        """
         try:
-            paths = self._paths(".json")
+            paths = self._paths(".json", f"{container_id[:_CONTAINER]}-" if container_id else "")
         except OSError as error:
             yield JournalDamaged(f"the journal {self._directory} cannot be read: {error.strerror}")
             return
         for path in paths:
             try:
-                yield from_bytes(path.read_bytes(), str(path))
+                entry = from_bytes(path.read_bytes(), str(path))
+                if container_id in ("", entry.container_id):
+                    yield entry
             except FileNotFoundError:
                 continue  # removed since the directory was listed
             except JournalDamaged as damage:
@@ -358,19 +364,24 @@ class Journal:
                 self._forget(device, name)
 
     def _file_of(self, attachment: Attachment) -> str:
-        name = f"{attachment.container_id[:24]}-{attachment.ifname}-{attachment.key}.json"
+        name = f"{attachment.container_id[:_CONTAINER]}-{attachment.ifname}-{attachment.key}.json"
         return f"{self._files_below}/{name}"
 
     def _lock_of(self, key: str) -> str:
         return f"{self._locks}/attachment-{key}"
 
-    def _paths(self, ending: str) -> list[Path]:
-        """The files with this ending. Unlike glob, raises OSError for an unreadable directory."""
+    def _paths(self, ending: str, beginning: str = "") -> list[Path]:
+        """The files with this ending and beginning.
+
+        Unlike glob, raises OSError for an unreadable directory.
+        """
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:
             return []
-        return [path for path in paths if path.name.endswith(ending)]
+        return [
+            path for path in paths if path.name.endswith(ending) and path.name.startswith(beginning)
+        ]
 
 
 def _make(directory: str, path: str) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from base import interrupts
 from base.interrupts import wait_until
-from cni.attachments import probing, results
+from cni.attachments import job_partition, probing, results
 from cni.attachments.journal import JournalDamaged, JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
 from cni.attachments.matching import matched, require_records
@@ -26,6 +26,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
+from deviceplugin.pod_devices import PodHoldings
 from host import netdev_move
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
@@ -49,7 +50,7 @@ class IPoIB(InterfacePlugin):
         attachment = Attachment.of(request)
         with self._attaching(attachment, request) as sandbox, Undo() as undo:
             namespace, host, pod = sandbox.namespace, sandbox.host, sandbox.pod
-            plan = self._choose(host, request, wanted, allowance)
+            plan, holdings = self._choose(host, request, wanted, allowance)
             wanted = plan.options
             record = child.record_of(plan, wanted)
             entry = JournalEntry.begun(
@@ -66,12 +67,12 @@ class IPoIB(InterfacePlugin):
             made = child.make(host, attachment, plan)
             mark = Mark(attachment.key)
             moved = netdev_move.move_in(host, pod, namespace, made, request.ifname, mark)
-            cidrs = [ip.address for ip in answer.ips]
+            cidrs = answer.cidrs
             if ipam is not None and ipam.unprobed:
                 up = child.configure(pod, namespace, moved, cidrs, wanted, set_addresses=False)
                 up = self._wait_for_carrier(sandbox, up, plan)
                 answer = probing.probed(answer, ipam, pod, namespace, up)
-                cidrs = [ip.address for ip in answer.ips]
+                cidrs = answer.cidrs
             moved = child.configure(pod, namespace, moved, cidrs, wanted)
             add_routes(pod, moved, results.hops(answer))
             ready = self._wait_for_carrier(sandbox, moved, plan)
@@ -81,6 +82,7 @@ class IPoIB(InterfacePlugin):
                 self.paths, request, mac=ready.mac, mtu=ready.mtu, bdf=plan.bdf, rdma=plan.rdma
             )
             document = results.document(request, interface, answer, wanted.dns)
+            job_partition.write(self.paths, self.journal, holdings, request.container_id)
             interrupts.hold()  # from here on the call reports success
             record = msgspec.structs.replace(record, mac=ready.mac)
             self.journal.write(entry.attached(record, cidrs, record.segment))
@@ -179,7 +181,7 @@ class IPoIB(InterfacePlugin):
 
     def _choose(
         self, host: Rtnetlink, request: Request, wanted: IpoibOptions, allowance: Allowance
-    ) -> ChildPlan:
+    ) -> tuple[ChildPlan, PodHoldings]:
         match = matched(
             self.paths,
             request,
@@ -191,7 +193,7 @@ class IPoIB(InterfacePlugin):
         with match.choosing():
             plan = parents.choose(host, self.paths, wanted, request, match)
             match.take(plan.hca)
-        return plan
+        return plan, match.holdings
 
     def _wait_for_carrier(self, sandbox: Sandbox, moved: Link, plan: ChildPlan) -> Link:
         """Wait for the child's carrier. Raises CNIError 11 after `carrier_wait` seconds."""

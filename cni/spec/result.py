@@ -111,6 +111,11 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     routes: tuple[Route, ...] = ()
     dns: DNS = DNS()
 
+    @property
+    def cidrs(self) -> list[str]:
+        """The addresses, each with its prefix length: "10.0.0.5/24"."""
+        return [ip.address for ip in self.ips]
+
 
 # 0.1.0 and 0.2.0
 class _OldRoute(msgspec.Struct, omit_defaults=True):

@@ -71,7 +71,7 @@ def place(
     mark = Mark(attachment.key)
     moved = netdev_move.move_in(host, pod, namespace, link, attachment.ifname, mark, mtu=record.mtu)
     moved = _with_its_address(pod, moved, record)
-    cidrs = [ip.address for ip in answer.ips]
+    cidrs = answer.cidrs
     configure = partial(
         interface_addresses.configure,
         *(pod, namespace, moved),
@@ -81,7 +81,7 @@ def place(
     if ipam is not None and unprobed:
         up = configure(cidrs, set_addresses=False)
         answer = probing.probed(answer, ipam, pod, namespace, up)
-        cidrs = [ip.address for ip in answer.ips]
+        cidrs = answer.cidrs
     ready = configure(cidrs)
     add_routes(pod, ready, hops(answer))
     if not plan.infiniband:
@@ -96,7 +96,7 @@ def give_addresses(
     pod: Rtnetlink, namespace: NetworkNamespace, name: str, answer: Result, *, accept_ra: bool
 ) -> None:
     """Add the addresses and routes of the dhcp plugin, which needs the interface in the pod."""
-    cidrs = [ip.address for ip in answer.ips]
+    cidrs = answer.cidrs
     link = links.require(pod, name)
     ready = interface_addresses.configure(pod, namespace, link, cidrs, accept_ra=accept_ra)
     add_routes(pod, ready, hops(answer))

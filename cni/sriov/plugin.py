@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from base import interrupts
-from cni.attachments import results
+from cni.attachments import job_partition, results
 from cni.attachments.journal import JournalEntry
 from cni.attachments.lifecycle import InterfacePlugin, Undo
 from cni.attachments.matching import Match, matched, require_records
@@ -86,9 +86,9 @@ class Sriov(InterfacePlugin):
                     give_addresses(pod, namespace, request.ifname, answer, accept_ra=accept_ra)
             sandbox.require_still_there()
             document = self._document(request, placed, plan, answer, wanted)
-            cidrs = [ip.address for ip in answer.ips]
+            job_partition.write(self.paths, self.journal, match.holdings, request.container_id)
             interrupts.hold()  # from here on the call reports success
-            self.journal.write(entry.attached(record, cidrs, record.segment))
+            self.journal.write(entry.attached(record, answer.cidrs, record.segment))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:

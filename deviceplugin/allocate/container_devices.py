@@ -10,10 +10,11 @@ import msgspec
 
 from base.paths import Paths
 from deviceplugin import checkpoint
-from deviceplugin.allocate import cdi, device_files, environment, memlock
-from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec
+from deviceplugin.allocate import cdi, device_files, environment, job_config, memlock
+from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from deviceplugin.kubelet.plugin_server import Rejected
 from deviceplugin.pools.pool import Pool
+from deviceplugin.pools.pool_config import PoolConfig
 from host.device_nodes import DeviceNode
 from host.errors import HostError
 from host.sysfs.discovery import HCA, CharacterDevice
@@ -36,11 +37,12 @@ def allocation(
     *,
     fabric_env: bool = True,
 ) -> AllocateResult:
-    """The allocation of these ids of the pool. Writes the CDI files that the answer names.
+    """The allocation of these ids of the pool. Writes the files that the answer names.
 
     `healthy` are the ids that may be allocated now. `current` has the present HCAs by id.
-    `fabric_env` adds the variables of NCCL and UCX. Raises Rejected with INVALID_ARGUMENT if the
-    pool lacks an id, and with FAILED_PRECONDITION if an id cannot be used now.
+    `fabric_env` adds the variables and the files of NCCL and UCX. Raises Rejected with
+    INVALID_ARGUMENT if the pool lacks an id, and with FAILED_PRECONDITION if an id cannot be used
+    now.
     """
     requested = _validated(pool, ids, healthy)
     if not requested:
@@ -48,9 +50,7 @@ def allocation(
     lookup = _NodeLookup(paths, pool, current)
     by_id = {device_id: lookup.hcas(device_id) for device_id in requested}
     nodes_of = lookup.nodes_of
-    answer = ContainerAllocateResponse(
-        envs=environment.environment(pool.config, nodes_of, fabric=fabric_env)
-    )
+    answer = ContainerAllocateResponse(envs=environment.environment(pool.config, nodes_of))
     resource = pool.config.resource
     try:
         limit = memlock.device(paths, pool.config)
@@ -60,6 +60,8 @@ def allocation(
         raise Rejected(
             grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate from {resource}: {error}"
         ) from None
+    if fabric_env and (hcas := environment.of_libraries(nodes_of)):
+        _add_job_config(answer, paths, pool.config, requested, hcas)
     if pool.config.cdi:
         answer.cdi_devices.extend(
             CDIDevice(name=cdi.qualified(resource, hca_id))
@@ -76,6 +78,28 @@ def allocation(
         answer.cdi_devices.append(CDIDevice(name=limit))
     devices = {device: tuple(recorded(pool, hca) for hca in of) for device, of in by_id.items()}
     return AllocateResult(answer=answer, devices=devices, notes=tuple(lookup.notes))
+
+
+def _add_job_config(
+    answer: ContainerAllocateResponse,
+    paths: Paths,
+    pool: PoolConfig,
+    ids: Sequence[str],
+    hcas: Mapping[str, str],
+) -> None:
+    """Write the container's files of NCCL and UCX, and add them to the answer. Raises Rejected."""
+    try:
+        place = job_config.make(paths, pool.resource, ids, hcas, pool.traffic_class)
+    except OSError as error:
+        raise Rejected(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"cannot allocate from {pool.resource}: cannot write {error.filename}: "
+            f"{error.strerror}: check the disk and its free space",
+        ) from None
+    answer.envs.update({**hcas, **job_config.ENVIRONMENT})
+    answer.mounts.append(
+        Mount(container_path=job_config.INSIDE, host_path=str(place), read_only=True)
+    )
 
 
 def describe(paths: Paths, pool: Pool, current: Mapping[str, HCA]) -> None:

@@ -29,20 +29,21 @@ def variable(pool: PoolConfig) -> str:
     return f"PCIDEVICE_{pool.variable}"
 
 
-def environment(pool: PoolConfig, given: Given, *, fabric: bool) -> dict[str, str]:
-    """A container's variables, sorted by name; with `fabric`, also those of NCCL and UCX."""
+def environment(pool: PoolConfig, given: Given) -> dict[str, str]:
+    """A container's variables for a pool, sorted by name."""
     ordered = sorted(given.items())
     key = variable(pool)
     info = {hca_id: _info(*of, pool.additional_info) for hca_id, of in ordered}
-    variables = {
+    return {
         key: ",".join(hca_id for hca_id, _ in ordered),
         f"{key}_INFO": msgspec.json.encode(info).decode(),
     }
-    devices = [rdma for _, of in ordered for rdma in _verbs(*of)]
-    if fabric and devices:
-        variables[NCCL] = nccl(devices)
-        variables[UCX] = ucx(devices)
-    return dict(sorted(variables.items()))
+
+
+def of_libraries(given: Given) -> dict[str, str]:
+    """The variables with which NCCL and UCX use the HCAs; {} without a verbs device."""
+    devices = [rdma for _, of in sorted(given.items()) for rdma in _verbs(*of)]
+    return {NCCL: nccl(devices), UCX: ucx(devices)} if devices else {}
 
 
 def nccl(devices: Iterable[RdmaDevice]) -> str:

@@ -39,6 +39,7 @@ POOL_KEYS = {
     "rdma": bool,
     "cdi": bool,
     "memlock": object,
+    "trafficClass": Annotated[int, msgspec.Meta(ge=0, le=255)],
     "numa": bool,
     "overlap": bool,
 }
@@ -192,6 +193,7 @@ def _own(value: object, where: str, _: str) -> PoolConfig:
         selectors=chosen,
         umad="umad" in nodes,
         issm="issm" in nodes,
+        traffic_class=values.pop("trafficClass", None),
         **values,
     )
 

@@ -36,6 +36,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     issm: bool = False
     cdi: bool = False
     memlock: str = "unlimited"  # of containers, RLIMIT_MEMLOCK; or bytes, "68719476736"; "": as is
+    traffic_class: int | None = None  # of the container's RDMA packets; `None`: the library's
     numa: bool = True  # report NUMA nodes to the kubelet
     overlap: bool = False  # may offer HCAs that another pool offers
     only_working: bool = False  # excludes HCAs that never had a working port

@@ -86,6 +86,16 @@ def has_pkey(paths: Paths, rdma: str, port: int, pkey: int) -> bool | None:
     return False if certain else None
 
 
+def pkey_slot(paths: Paths, rdma: str, port: int, pkey: int) -> tuple[int, int] | None:
+    """The index and the value of a P_Key in the port's table, with either membership."""
+    table = f"{paths.sysfs}/class/infiniband/{rdma}/ports/{port}/pkeys"
+    for slot in sorted(int(name) for name in attribute_files.names(table) if name.isdecimal()):
+        own = attribute_files.number(f"{table}/{slot}")
+        if own and own & ~FULL_MEMBER == pkey & ~FULL_MEMBER:
+            return slot, own
+    return None
+
+
 def node_guid(paths: Paths, hca: str) -> str:
     """The node GUID of an HCA, "00:11:22:33:44:55:66:77"; "" if unknown."""
     guid = attribute_files.text(f"{paths.sysfs}/class/infiniband/{hca}/node_guid")

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from deviceplugin.allocate.environment import Given, environment, nccl, ucx, variable
+from deviceplugin.allocate.environment import (
+    Given,
+    environment,
+    nccl,
+    of_libraries,
+    ucx,
+    variable,
+)
 from host.device_nodes import DeviceNode
 from host.sysfs.discovery import HCA, RdmaDevice
 from tests.unit.deviceplugin.made import hca, pool, port, rdma
@@ -44,7 +51,7 @@ def _given(*hcas: HCA, more: Sequence[str] = ()) -> Given:
 def test_a_shell_can_refer_to_the_resources_variable(resource: str, name: str) -> None:
     of = pool([hca(CARD)], resource=resource).config
     assert variable(of) == name
-    envs = environment(of, _given(hca(CARD)), fabric=False)
+    envs = environment(of, _given(hca(CARD)))
     echo = f'echo "${name}" && echo "${name}_INFO"'
     shown = subprocess.run(["/bin/sh", "-uc", echo], env=envs, capture_output=True, text=True)
     assert shown.stdout.splitlines() == [
@@ -56,9 +63,10 @@ def test_a_shell_can_refer_to_the_resources_variable(resource: str, name: str) -
 def test_addresses_are_sorted() -> None:
     of = pool([], resource="a.b/c").config
     given = _given(*(hca(id_) for id_ in (VF, SF, CARD, "rxe0")))
-    envs = environment(of, given, fabric=True)
+    envs = environment(of, given)
     assert envs["PCIDEVICE_A_B_C"] == f"{CARD},{VF},{SF},rxe0"
-    assert list(envs) == ["PCIDEVICE_A_B_C", "PCIDEVICE_A_B_C_INFO"]  # no RDMA, nothing for NCCL
+    assert list(envs) == ["PCIDEVICE_A_B_C", "PCIDEVICE_A_B_C_INFO"]
+    assert of_libraries(given) == {}  # no RDMA, nothing for NCCL
 
 
 def test_the_details_are_in_the_sriov_plugins_format() -> None:
@@ -67,7 +75,7 @@ def test_the_details_are_in_the_sriov_plugins_format() -> None:
     inside = ("umad3", "issm3", "umad4", "rdma_cm")
     whole = _given(hca(CARD, rdma(3)), more=[f"/dev/infiniband/{name}" for name in inside])
     bound = _given(hca(VF), more=["/dev/vfio/vfio", "/dev/vfio/37"])
-    envs = environment(of, {**bound, **whole}, fabric=False)
+    envs = environment(of, {**bound, **whole})
     assert json.loads(envs["PCIDEVICE_A_B_C_INFO"]) == {
         CARD: {
             "extra": {"rail": "3", "site": "b"},
@@ -88,12 +96,13 @@ def test_the_details_are_in_the_sriov_plugins_format() -> None:
     }
 
 
-def test_one_pool_of_a_node_tells_nccl_and_ucx_and_no_two_pools_share_a_name() -> None:
+def test_variables_for_nccl_and_ucx_and_no_two_pools_share_a_name() -> None:
     given = _given(hca(CARD, rdma(3)), hca(VF, rdma(0)))
-    first = environment(pool([], resource="rdma/hca").config, given, fabric=True)
-    second = environment(pool([], resource="rdma/vf").config, given, fabric=False)
-    assert first["NCCL_IB_HCA"] == "=mlx5_3,mlx5_0"  # by address, as all the rest
-    assert first["UCX_NET_DEVICES"] == "mlx5_3:1,mlx5_0:1"
+    libraries = of_libraries(given)
+    assert libraries["NCCL_IB_HCA"] == "=mlx5_3,mlx5_0"  # by address, as all the rest
+    assert libraries["UCX_NET_DEVICES"] == "mlx5_3:1,mlx5_0:1"
+    first = environment(pool([], resource="rdma/hca").config, given)
+    second = environment(pool([], resource="rdma/vf").config, given)
     assert not set(first) & set(second)
     assert list(first) == sorted(first)
 
