@@ -5,7 +5,7 @@ The tests prove this inside the pod, by the device numbers in its sysfs and of i
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.allocate import job_config
 from deviceplugin.pools import formats
 from deviceplugin.pools.pool_config import PoolConfig
 from host.sysfs.selectors import Selector
@@ -129,6 +130,43 @@ def test_pod_with_two_hcas_has_an_interface_on_each_and_again_the_same(shared: P
     assert {name: fabric_beside(worker.name, name) for name in names} == first
     for name in names:
         shared.delete(shared.ipoib, worker, ifname=name)
+
+
+def test_the_containers_files_have_the_pkey_of_their_pod(shared: PoolNode) -> None:
+    """By value, and by the index in the table of the guest's ports: 0xffff, 0x8001, …"""
+    worker, other = (shared.admit(name, HCA, 2) for name in NAMES)
+    nccl, ucx = (_configured(shared, worker, name) for name in ("nccl.conf", "ucx.conf"))
+    devices = "ibloop0", "ibloop1"
+    assert nccl() == [f"NCCL_IB_HCA=={','.join(devices)}"]
+    shared.add(shared.ipoib, worker, pkey="0x8001")
+    in_partition = ["NCCL_IB_PKEY_VALUE=0x8001", "NCCL_IB_PKEY=1"]
+    assert nccl()[1:] == in_partition
+    assert ucx() == [f"UCX_NET_DEVICES={':1,'.join(devices)}:1", "UCX_IB_PKEY=0x0001"]
+    shared.add(shared.ipoib, worker, ifname="net2", pkey="0x8001")
+    assert nccl()[1:] == in_partition
+    shared.add(shared.ipoib, other, pkey="0x8002")
+    assert nccl()[1:] == in_partition
+    assert _configured(shared, other, "ucx.conf")()[1:] == ["UCX_IB_PKEY=0x0002"]
+    shared.add(shared.ipoib, worker, ifname="net3", pkey="0x8003")
+    assert nccl()[1:] == []  # NCCL and UCX know one P_Key for all HCAs
+    for ifname, pkey in {"net1": "0x8001", "net2": "0x8001", "net3": "0x8003"}.items():
+        shared.delete(shared.ipoib, worker, ifname=ifname, pkey=pkey)
+    shared.add(shared.ipoib, worker, pkey="0x8003")
+    assert nccl()[1:] == ["NCCL_IB_PKEY_VALUE=0x8003", "NCCL_IB_PKEY=3"]
+    shared.delete(shared.ipoib, worker, pkey="0x8003")
+    shared.delete(shared.ipoib, other, pkey="0x8002")
+    for ended in (worker, other):
+        shared.kubelet.remove(ended)
+    shared.admit("successor", HCA, 2)
+    shared.forget_young_too()
+    assert len(list((shared.paths.devices / "jobs").iterdir())) == 1
+
+
+def _configured(node: PoolNode, worker: Pod, name: str) -> Callable[[], list[str]]:
+    """Reads the lines of a file of the pod's container, without the comment."""
+    first = min(worker.containers["main"].ids[HCA])
+    file = job_config.directory(node.paths, HCA, first) / name
+    return lambda: file.read_text().splitlines()[1:]
 
 
 def test_parent_on_another_hca_is_refused_with_both_names(shared: PoolNode) -> None:

@@ -133,9 +133,7 @@ def test_allocate_mounts_the_files_read_only_for_one_pool(tmp_path: Path) -> Non
 
 
 @pytest.mark.root
-def test_a_full_disk_refuses_the_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_refuses_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = servers.dgx(tmp_path, nodes=True)
     server = replace(server, state=tmp_path / "state")
     current = {hca.id: hca for hca in hcas(server)}
@@ -146,5 +144,7 @@ def test_a_full_disk_refuses_the_container(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(files, "write_atomically", full)
-    with pytest.raises(Rejected, match=r"cannot write .*nccl\.conf: No space left on device: check"):
+    with pytest.raises(
+        Rejected, match=r"cannot write .*nccl\.conf: No space left on device: check"
+    ):
         allocation(server, of, [first], {first}, current)
