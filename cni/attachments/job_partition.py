@@ -57,7 +57,7 @@ def _partitions(journal: Journal, container_id: str) -> Iterator[int]:
 
 
 def _in_tables(paths: Paths, holdings: PodHoldings, partition: int) -> PartitionKey:
-    """The P_Key as it is in the tables of the pod's ports."""
+    """The P_Key, with the membership and the index in the tables of the pod's ports."""
     slots = [
         slot
         for hca in holdings.hcas
