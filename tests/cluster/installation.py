@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -242,6 +243,16 @@ def explain(cluster: Cluster, pod: str) -> dict[str, Any]:
     (agent,) = (each.metadata.name for each in agents(cluster) if is_ready(each))
     output = Namespace(cluster, NAMESPACE).run(agent, "podfabric", "explain", "-o", "json", pod)
     explained: dict[str, Any] = json.loads(output)
+    return explained
+
+
+def explain_job(namespace: Namespace, job: str) -> dict[str, Any]:
+    """The output of `podfabric explain --job`, with an administrator's rights."""
+    command = [sys.executable, "-c", "from cli.main import main; main()", "explain", "-o", "json"]
+    command += ["--kubeconfig", str(namespace.cluster.plane.kubeconfig("admin"))]
+    command += ["--job", job, "-n", namespace.name]
+    done = subprocess.run(command, cwd=layout.CHECKOUT, check=True, capture_output=True, text=True)
+    explained: dict[str, Any] = json.loads(done.stdout)
     return explained
 
 

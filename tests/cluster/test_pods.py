@@ -16,7 +16,7 @@ from tests.cluster.cluster import (
     pod_spec,
 )
 from tests.cluster.configurations import ipoib
-from tests.cluster.installation import HCA, await_nothing_left, explain, renamed
+from tests.cluster.installation import HCA, await_nothing_left, explain, explain_job, renamed
 from tests.cluster.seen import guid_of, pings, rdma_of, uverbs
 from tests.waiting import until
 
@@ -108,8 +108,11 @@ def test_pods_of_a_partition_reach_each_other_and_no_other(
 ) -> None:
     namespace.network("tenant-a", ipoib("10.1.0.0/24", pkey="0x8001"))
     namespace.network("tenant-b", ipoib("10.1.0.0/24", pkey="0x8002"))
+    # One pod of the job is in the other partition by mistake.
     for name, fabric in {"a1": "tenant-a", "a2": "tenant-a", "b1": "tenant-b"}.items():
-        namespace.pod(name, networks=fabric, devices={HCA: 1})
+        document = pod(name, networks=fabric, devices={HCA: 1})
+        document["metadata"]["labels"] = {"job-name": "training"}
+        namespace.apply(document)
     namespace.running("a1", "a2", "b1")
     assert namespace.run("a1", "cat", "/sys/class/net/net1/broadcast").split(":")[8:10] == [
         "80",
@@ -118,6 +121,23 @@ def test_pods_of_a_partition_reach_each_other_and_no_other(
     assert pings(namespace, "a1", namespace.address("a2"))
     assert namespace.address("b1") not in {namespace.address("a1"), namespace.address("a2")}
     assert not pings(namespace, "a1", namespace.address("b1"), tries=1)
+
+    for name, pkey, index in (("a1", 0x8001, 1), ("a2", 0x8001, 1), ("b1", 0x8002, 2)):
+        nccl = namespace.run(name, "/bin/sh", "-c", "cat $NCCL_CONF_FILE").splitlines()
+        assert nccl[-2:] == [f"NCCL_IB_PKEY_VALUE={pkey:#06x}", f"NCCL_IB_PKEY={index}"]
+        ucx = namespace.run(name, "/bin/sh", "-c", "cat $UCX_CONFIG_DIR/ucx.conf").splitlines()
+        assert ucx[-1] == f"UCX_IB_PKEY={pkey & 0x7FFF:#06x}"
+
+    def differing() -> list[Document]:
+        job = explain_job(namespace, "training")
+        assert [each["pod"] for each in job["pods"]] == [f"{namespace.name}/{it}" for it in names]
+        return [each for each in job["differences"] if each["about"] == "P_KEY"]
+
+    names = ("a1", "a2", "b1")
+    until(lambda: len(differing()) == 1, PATIENCE, "the P_Key that differs", pause=2)
+    (found,) = differing()
+    assert found["pods"] == [f"{namespace.name}/b1"]
+    assert found["text"].startswith("b1 has P_Key 0x8002, most pods have P_Key 0x8001: ")
 
 
 def test_a_pod_of_two_hcas_has_an_interface_on_each(cluster: Cluster, namespace: Namespace) -> None:
