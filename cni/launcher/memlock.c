@@ -14,14 +14,15 @@
 
 enum { MAX_STATE = 1 << 20, MAX_PID = 1 << 22 }; /* bytes; PID_MAX_LIMIT of linux/threads.h */
 
-static int fail(const char *reason)
+/* `error` is an errno, or 0. */
+static int fail(const char *reason, int error)
 {
     static struct text line;
 
     add(&line, MEMLOCK_NAME ": ");
     add(&line, reason);
-    if (errno)
-        add_errno(&line, errno);
+    if (error)
+        add_errno(&line, error);
     add(&line, "\n");
     ssize_t written = write(STDERR_FILENO, line.bytes, line.length);
     return written ? 0 : 0;
@@ -73,17 +74,20 @@ int raise_memlock(int argc, char **argv)
 
     const char *end = argc == 2 && strcmp(argv[1], "unlimited") ? read_number(argv[1], &wanted) : "";
     if (argc != 2 || !end || *end)
-        return fail("expected one argument: a number of bytes, or unlimited");
-    for (ssize_t got; (got = read(STDIN_FILENO, state + length, MAX_STATE - length)) > 0;)
+        return fail("expected one argument: a number of bytes, or unlimited", 0);
+    ssize_t got;
+    while ((got = read(STDIN_FILENO, state + length, MAX_STATE - length)) > 0)
         length += (size_t)got;
+    if (got < 0)
+        return fail("standard input cannot be read", errno);
     pid_t pid = length < MAX_STATE ? pid_in(state) : 0;
     if (!pid)
-        return fail("standard input has no container state with a pid, or has 1 MiB or more");
+        return fail("standard input has no container state with a pid, or has 1 MiB or more", 0);
     if (prlimit(pid, RLIMIT_MEMLOCK, NULL, &limit) != 0)
-        return fail("the limit of locked memory is unknown");
+        return fail("the limit of locked memory is unknown", errno);
     limit.rlim_cur = wanted > limit.rlim_cur ? wanted : limit.rlim_cur;
     limit.rlim_max = wanted > limit.rlim_max ? wanted : limit.rlim_max;
     if (prlimit(pid, RLIMIT_MEMLOCK, &limit, NULL) != 0)
-        return fail("the limit of locked memory cannot be raised");
+        return fail("the limit of locked memory cannot be raised", errno);
     return 0;
 }

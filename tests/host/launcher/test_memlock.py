@@ -1,6 +1,7 @@
 """The launcher as the hook podfabric-memlock, on real processes and hostile states."""
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -77,9 +78,8 @@ def test_the_outermost_pid_gets_the_limit(hook: Path, pid: int, state: str) -> N
 )  # fmt: skip
 def test_a_state_without_a_valid_pid_changes_nothing(hook: Path, pid: int, state: str) -> None:
     own = _limit(0)
-    _refused(
-        _run(hook, state.replace("PID", str(pid)), ALL), b"standard input has no container state"
-    )
+    words = b"standard input has no container state with a pid, or has 1 MiB or more\n"
+    _refused(_run(hook, state.replace("PID", str(pid)), ALL), words)
     assert _limit(pid) == (SOFT, HARD)
     assert _limit(0) == own
 
@@ -90,11 +90,21 @@ def test_a_limit_is_never_lowered(hook: Path, pid: int, value: str) -> None:
     assert _limit(pid) == (SOFT, HARD)
 
 
-@pytest.mark.parametrize("arguments", [(), (ALL, ALL), ("",), ("-1",), ("64Gi",), ("Unlimited",)])
+@pytest.mark.parametrize(
+    "arguments", [(), (ALL, ALL), ("",), ("-1",), ("64Gi",), ("Unlimited",), ("9" * 30 + "x",)]
+)
 def test_other_arguments_change_nothing(hook: Path, pid: int, arguments: tuple[str, ...]) -> None:
     """A definition with this CNI type starts the hook without an argument."""
-    _refused(_run(hook, json.dumps({"pid": pid}), *arguments), b"expected one argument")
+    words = b"expected one argument: a number of bytes, or unlimited\n"
+    _refused(_run(hook, json.dumps({"pid": pid}), *arguments), words)
     assert _limit(pid) == (SOFT, HARD)
+
+
+def test_an_unreadable_state_is_told(hook: Path, directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    done = subprocess.run([hook, ALL], stdin=descriptor, capture_output=True, check=False)
+    os.close(descriptor)
+    _refused(Outcome(done.returncode, done.stdout, done.stderr), b"read (EISDIR, errno 21)")
 
 
 def test_a_process_that_has_ended_is_told(hook: Path) -> None:
