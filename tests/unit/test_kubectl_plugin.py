@@ -1,6 +1,5 @@
 """The kubectl plugin, with a kubectl that prints its arguments and answers like a small cluster."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -27,11 +26,11 @@ class Plugin:
         kubectl = directory / "kubectl"
         kubectl.write_text(KUBECTL)
         kubectl.chmod(0o755)
-        self._environ = {"PATH": f"{directory}:{os.environ['PATH']}", "LOG": str(self._log)}
+        self.environ = {"PATH": f"{directory}:/usr/bin:/bin", "LOG": str(self._log)}
 
     def __call__(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [PLUGIN, *words], env=self._environ, capture_output=True, text=True, check=False
+            [PLUGIN, *words], env=self.environ, capture_output=True, text=True, check=False
         )
 
     def calls(self) -> list[str]:
@@ -61,6 +60,21 @@ def test_explain_asks_the_controller_about_a_job(plugin: Plugin) -> None:
         "-n podfabric exec deployment/podfabric-controller -c controller -- "
         "podfabric explain --job=app in (a) -n ml"
     )
+
+
+def test_explain_asks_with_the_users_rights_if_podfabric_is_installed(
+    plugin: Plugin, tmp_path: Path
+) -> None:
+    local = tmp_path / "podfabric"
+    local.write_text('#!/bin/sh\necho "podfabric $*" >> "$LOG"\n')
+    local.chmod(0o755)
+    for variables, file in (
+        ({"HOME": "/h"}, "/h/.kube/config"),
+        ({"KUBECONFIG": "/a:/b"}, "/a:/b"),
+    ):
+        plugin.environ |= variables
+        assert plugin("explain", "--job", "app in (a)").returncode == 0
+        assert plugin.calls()[-1] == f"podfabric explain --job=app in (a) -n ml --kubeconfig {file}"
 
 
 def test_a_command_runs_on_a_node_with_its_options(plugin: Plugin) -> None:
