@@ -59,6 +59,7 @@ MEASURE_EVERY = 2.0  # seconds between two measurements of what pods use, at lea
 COUNT_EVERY = 30.0  # seconds between two counts of RDMA objects, if the totals stay the same
 _MEASURE_PAUSE = 50  # the pause after a measurement, in multiples of its duration
 FAULT = "FabricFault"
+WARNING = "FabricWarning"
 MOST_REFUSALS = 16
 MOST_OF_NAMESPACE = 4  # refusals
 _LONGEST_TEXT = 300  # characters of an error
@@ -72,7 +73,8 @@ _log = logging.getLogger(__name__)
 class NodeReport(StepThread):
     """Updates the FabricNode of this node. `mistakes` returns the errors of config.yaml by section.
 
-    `tell_pod` writes an event on a pod. `api` returns a client, or `None` without an API server.
+    `tell_pod` and `tell_node` write an event on a pod and on this node. `api` returns a client, or
+    `None` without an API server.
     """
 
     def __init__(
@@ -82,11 +84,12 @@ class NodeReport(StepThread):
         tell_pod: Callable[[str, str, Pod], object],
         environ: Mapping[str, str] = os.environ,
         api: "Callable[[Mapping[str, str]], ClusterApi | None] | None" = None,
+        tell_node: Callable[[str, str], object] = lambda reason, text: None,
     ) -> None:
         super().__init__("node-report")
         self._paths = paths
         self._mistakes = mistakes
-        self._tell_pod = tell_pod
+        self._tell_pod, self._tell_node = tell_pod, tell_node
         self._environ = environ
         self._make_api = api or _client
         self._api: ClusterApi | None = None
@@ -193,6 +196,9 @@ class NodeReport(StepThread):
         for pod, text in faulty - self._faulty:
             self._tell_pod(FAULT, text, pod)
         self._faulty = faulty
+        for text in status.warnings:
+            if text not in self._status.warnings:
+                self._tell_node(WARNING, text)
         self._show(fabric_node.with_usage(self._with_times(status), self._usage))
 
     def _with_times(self, status: FabricNodeStatus) -> FabricNodeStatus:

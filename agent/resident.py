@@ -123,10 +123,10 @@ class Agent:
         self._stack = stack
         self._state = "starting"
         self._stopping = False
-        self._events = AgentEvents()
-        self._tell_mistake = partial(self._events.of_node, "ConfigurationError")
-        stack.callback(self._events.close)
-        self._report = NodeReport(paths, self._mistakes, self._events.of_pod)
+        events = self._events = AgentEvents()
+        self._tell_mistake = partial(events.of_node, "ConfigurationError")
+        stack.callback(events.close)
+        self._report = NodeReport(paths, self._mistakes, events.of_pod, tell_node=events.of_node)
         self._policies = AgentPolicies(paths, self._policy)
         stack.callback(self._policies.close)
         lessee = self._make_addresses()

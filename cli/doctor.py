@@ -19,7 +19,7 @@ CHECKS: Sequence[tuple[str, Check]] = (
     ("module ib_umad", kernel.mad_module),
     ("device nodes", kernel.device_nodes),
     ("RDMA namespaces", kernel.namespaces),
-    ("locked memory", kernel.locked_memory),
+    ("locked memory", kernel.memory_limits),
     ("ports", fabric.ports),
     ("IPoIB parents", fabric.ipoib_parents),
     ("GPUs and HCAs", fabric.gpu_distances),

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from cni.attachments.journal import Phase
 from kube.resources import Meta, Resource
-from node.usage import NO_USAGE, GpuPartStatus, Part, RdmaObjects, Usage
+from node.usage import GpuPartStatus, LockedMemory, Part, RdmaObjects, Usage
 
 MOST_BYTES = 30_000  # of the status as JSON
 
@@ -19,6 +19,8 @@ class PortStatus(Part, frozen=True):
     link_layer: str = ""
     rate: str = ""
     guid: str = ""
+    subnet: str = ""
+    gids: tuple[str, ...] = ()
     pkeys: tuple[str, ...] = ()
     netdevs: tuple[str, ...] = ()
 
@@ -55,6 +57,9 @@ class GpuStatus(Part, frozen=True):
     uuid: str = ""
     numa: int | None = None
     switch: str = ""
+    distances: tuple[
+        str, ...
+    ] = ()  # "PIX mlx5_0": the distance, and the HCA as in `podfabric topo`
     pools: tuple[str, ...] = ()
     memory_bytes: int | None = None
     free_bytes: int | None = None
@@ -118,8 +123,10 @@ class FabricNodeStatus(Part, frozen=True):
     attachments: tuple[AttachmentStatus, ...] = ()
     objects: tuple[RdmaObjects, ...] = ()
     gpu_parts: tuple[GpuPartStatus, ...] = ()
+    locked_memory: tuple[LockedMemory, ...] = ()
     faults: tuple[FaultStatus, ...] = ()
     refusals: tuple[RefusalStatus, ...] = ()
+    warnings: tuple[str, ...] = ()
     left_out: str = ""  # "90 of 410 attachments" do not fit into MOST_BYTES
 
 
@@ -133,12 +140,17 @@ class FabricNode(Resource, frozen=True, kw_only=True):
 
 
 def with_usage(status: FabricNodeStatus, usage: Usage) -> FabricNodeStatus:
-    return replace(status, objects=usage.objects, gpu_parts=usage.gpu_parts)
+    return replace(
+        status,
+        objects=usage.objects,
+        gpu_parts=usage.gpu_parts,
+        locked_memory=usage.locked_memory,
+    )
 
 
 def steady(status: FabricNodeStatus) -> FabricNodeStatus:
     """The status without its numbers that change while jobs run."""
-    return replace(with_usage(status, NO_USAGE), left_out="")
+    return replace(status, objects=(), gpu_parts=(), left_out="")
 
 
 def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
@@ -149,7 +161,7 @@ def fitted(status: FabricNodeStatus) -> FabricNodeStatus:
         if len(used) < len(status.hcas):
             left.append(f"{len(status.hcas) - len(used)} idle VFs")
         status = replace(status, hcas=used)
-    for part in ("objects", "gpu_parts", "attachments", "hcas", "pools", "gpus"):
+    for part in ("objects", "gpu_parts", "locked_memory", "attachments", "hcas", "pools", "gpus"):
         every, kept = getattr(status, part), len(getattr(status, part))
         while kept and _is_too_large(status):
             kept = kept * 3 // 4

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from host.sysfs.topology import Distance
 from node.job_pods import FabricOfPod
 from node.usage import Part
 
@@ -12,9 +13,13 @@ _EFFECTS = {
     "HCAS": "NCCL may hang without a message; a pod without an HCA uses TCP",
     "RATE": "the job runs at the rate of the slowest port",
     "LINK": "ports of different link layers cannot connect",
+    "SUBNET": "ports of different InfiniBand subnets connect only through a router",
+    "GIDS": "NCCL and UCX may choose GIDs of different kinds, which cannot connect",
     "P_KEY": "pods of different partitions do not reach each other, and connections time out",
     "INTERFACES": f"in a pod without the interface, {_TCP}",
     "MTU": "packets larger than the smallest MTU are lost",
+    "GPUS": "beyond PXB, NCCL uses no GPUDirect RDMA, and the rate is lower",
+    "MEMLOCK": f"registering more fails with ENOMEM, and {_TCP}",
 }
 
 
@@ -33,7 +38,7 @@ def between(pods: Sequence[FabricOfPod]) -> list[JobDifference]:
     found = [each for about in _EFFECTS for each in _unequal(about, values)]
     if known and not any(pod.hcas or pod.interfaces for pod in known):
         found.append(_problem("HCAS", list(values), f"no HCA and no interface: {_TCP}"))
-    found += [*_down(known), *_partitions(known)]
+    found += [*_down(known), *_partitions(known), *_low_limits(known)]
     found += [
         _problem("FAULT", [pod.pod], f"{fault}: {_TCP}") for pod in pods for fault in pod.faults
     ]
@@ -46,16 +51,26 @@ def between(pods: Sequence[FabricOfPod]) -> list[JobDifference]:
 def _values(pod: FabricOfPod) -> Mapping[str, str]:
     """The values that all pods of a job should share, by the header; "" if unknown."""
     count = len(pod.hcas)
-    rates = (port.rate for port in pod.ports if port.state == "ACTIVE")
+    active = [port for port in pod.ports if port.state == "ACTIVE"]
     names = (one.interface for one in pod.interfaces)
     return {
         "HCAS": f"{count or 'no'} HCA{'' if count == 1 else 's'}",
-        "RATE": _several("rate", rates),
+        "RATE": _several("rate", (port.rate for port in active)),
         "LINK": _several("link layer", (port.link_layer for port in pod.ports)),
+        "SUBNET": _several("subnet", (port.subnet for port in active)),
+        "GIDS": _several("GIDs", (" and ".join(port.gids) for port in active)),
         "P_KEY": _several("P_Key", (one.pkey for one in pod.interfaces)),
         "INTERFACES": _several("interface", names) or "no interface",
         "MTU": _several("MTU", (str(one.mtu or "") for one in pod.interfaces)),
+        "GPUS": _several("GPU distance", nearest(pod)),
+        "MEMLOCK": _several("locked memory", () if pod.memlock_wanted else (pod.memlock,)),
     }
+
+
+def nearest(pod: FabricOfPod) -> Counter[str]:
+    """The number of GPUs by the distance of their nearest HCA, such as {"PIX": 8}."""
+    near = (gpu.distances.values() for gpu in pod.gpus if gpu.distances)
+    return Counter(min(words, key=lambda word: Distance[word]) for words in near)
 
 
 def _several(noun: str, values: Iterable[str]) -> str:
@@ -107,6 +122,17 @@ def _partitions(pods: Sequence[FabricOfPod]) -> Iterator[JobDifference]:
         if member == "limited" and len(names) > 1:
             text = f"limited members of P_Key {pkey}: two limited members do not reach each other"
             yield _problem("P_KEY", names, text)
+
+
+def _low_limits(pods: Sequence[FabricOfPod]) -> Iterator[JobDifference]:
+    """Pods whose containers have less locked memory than their pool gives."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for pod in pods:
+        if pod.memlock_wanted:
+            groups.setdefault((pod.memlock, pod.memlock_wanted), []).append(pod.pod)
+    for (limit, wanted), names in groups.items():
+        text = f"locked memory {limit}, not {wanted}: {_EFFECTS['MEMLOCK']}"
+        yield _problem("MEMLOCK", names, text)
 
 
 def _problem(about: str, pods: list[str], text: str) -> JobDifference:

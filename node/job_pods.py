@@ -5,16 +5,25 @@ pkg/apis/kubeflow/v2beta1/constants.go of mpi-operator, api/leaderworkerset/v1 o
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 import msgspec
+from msgspec.structs import replace
 
 from host.sysfs.infiniband import FULL_MEMBER
+from host.sysfs.topology import Distance
 from kube.client import ClusterApi
 from kube.resources import Meta, Resource
-from node.fabric_node import AttachmentStatus, FabricNode, FabricNodeStatus, HcaStatus, PortStatus
-from node.usage import Part, RdmaObjects
+from node.fabric_node import (
+    AttachmentStatus,
+    FabricNode,
+    FabricNodeStatus,
+    GpuStatus,
+    HcaStatus,
+    PortStatus,
+)
+from node.usage import LockedMemory, Part, RdmaObjects
 
 MOST_PODS = 4000
 LABELS = {
@@ -55,6 +64,13 @@ class JobInterface(AttachmentStatus, frozen=True):
     member: str = ""
 
 
+class JobGpu(Part, frozen=True):
+    """`distances` has the distance to each HCA of the pod, such as {"mlx5_0": "PIX"}."""
+
+    id: str  # "0000:1a:00.0"
+    distances: dict[str, str]
+
+
 class FabricOfPod(Part, frozen=True):
     """The parts of a FabricNode that belong to a pod.
 
@@ -68,6 +84,9 @@ class FabricOfPod(Part, frozen=True):
     launches: bool = False
     hcas: tuple[str, ...] = ()
     rdma: tuple[str, ...] = ()
+    gpus: tuple[JobGpu, ...] = ()
+    memlock: str = ""  # the limit of locked memory: "unlimited", or bytes
+    memlock_wanted: str = ""  # the limit of the pool, if higher
     ports: tuple[PortStatus, ...] = ()
     interfaces: tuple[JobInterface, ...] = ()
     objects: tuple[RdmaObjects, ...] = ()
@@ -131,8 +150,8 @@ def _of_pod(pod: JobPod, nodes: Mapping[str, FabricNodeStatus | str]) -> FabricO
     # Another device plugin may have given the pod the HCAs of its interfaces.
     hcas = [hca for hca in status.hcas if names.intersection(hca.pods)] or on
     ids = {hca.id for hca in (*hcas, *on)} | {hca.pf for hca in (*hcas, *on)}
-    ports = chain.from_iterable(
-        hca.ports or (by_id[hca.pf].ports if hca.pf in by_id else ()) for hca in hcas
+    locked = next(
+        (one for one in status.locked_memory if one.pod in names), LockedMemory(pod="", limit="")
     )
     return FabricOfPod(
         pod=name,
@@ -141,11 +160,31 @@ def _of_pod(pod: JobPod, nodes: Mapping[str, FabricNodeStatus | str]) -> FabricO
         launches=pod.metadata.labels.get(_ROLE) == "launcher" and not hcas,
         hcas=tuple(hca.id for hca in hcas),
         rdma=tuple(chain.from_iterable(hca.rdma for hca in hcas)),
-        ports=tuple(ports),
+        gpus=tuple(_gpu(gpu, hcas, by_id) for gpu in status.gpus if names.intersection(gpu.pods)),
+        memlock=locked.limit,
+        memlock_wanted=locked.wanted,
+        ports=tuple(chain.from_iterable(_ports(hca, by_id.get(hca.pf)) for hca in hcas)),
         interfaces=tuple(_interface(one, by_id.get(one.hca)) for one in attached),
         objects=tuple(one for one in status.objects if one.pod in names),
         faults=tuple(dict.fromkeys(_faults(name, status, ids))),
     )
+
+
+def _ports(hca: HcaStatus, pf: HcaStatus | None) -> Iterator[PortStatus]:
+    """The ports of the HCA. A PF's GIDs are not those of its VF."""
+    yield from hca.ports or (replace(port, gids=()) for port in (pf.ports if pf else ()))
+
+
+def _gpu(gpu: GpuStatus, hcas: Iterable[HcaStatus], by_id: Mapping[str, HcaStatus]) -> JobGpu:
+    """The distance of a GPU to each HCA. A VF has the distance of its PF."""
+    parts = [text.partition(" ") for text in gpu.distances]
+    known = {hca: word for word, _, hca in parts if word in Distance.__members__}
+    found: dict[str, str] = {}
+    for hca in hcas:
+        labels = [",".join(one.rdma) or one.id for one in (hca, by_id.get(hca.pf, hca))]
+        if words := [known[label] for label in labels if label in known]:
+            found[labels[0]] = words[0]
+    return JobGpu(id=gpu.id, distances=found)
 
 
 def _unknown(pod: JobPod, status: FabricNodeStatus, *, seen: bool) -> str:

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from base.paths import Paths
 from base.pod import Pod
 from cni.attachments.journal import Journal, JournalDamaged, JournalEntry
+from deviceplugin.allocate import memlock
 from deviceplugin.checkpoint import CheckpointDamaged
 from deviceplugin.health import GONE
 from deviceplugin.pools.pool_config import ConfigError
+from host.sysfs import infiniband
 from host.sysfs.discovery import HCA
+from host.sysfs.gpus import address_of
 from host.sysfs.topology import Topology
-from node import node_gpus, node_hcas, pods
+from node import locked_memory, node_gpus, node_hcas, pods
 from node.attachment_faults import AttachmentHealth
 from node.fabric_node import (
     AttachmentStatus,
@@ -55,13 +59,16 @@ def observed(
     hcas: list[HcaStatus] = []
     pools: list[OfferedPool] = []
     gpus: list[GpuStatus] = []
+    warnings: list[str] = []
     try:
         listed = node_hcas.listed(node)
         flaps = node.health.counts(time.monotonic())
-        hcas = _with_gone([_hca(one, node.topology, flaps) for one in listed], known)
+        hcas = _with_gone([_hca(node, one, flaps) for one in listed], known)
         of_gpus = node_gpus.listed(node).gpus
         pools = [*_pools(node), *_pools_of_gpus(of_gpus)]
-        gpus = [_gpu(one, node.topology) for one in of_gpus]
+        of_others = _gpus_of_others(node)
+        gpus = [_gpu(one, node.topology, of_others.get(one.address, ())) for one in of_gpus]
+        warnings = list(_warnings(node))
     except (ConfigError, CheckpointDamaged) as error:
         faults.append(FaultStatus(about="devices", text=str(error)))
     attachments, damaged = _attachments(node)
@@ -80,6 +87,7 @@ def observed(
         attachments=tuple(attachments),
         faults=tuple(_short(faults[:_MOST_FAULTS])),
         refusals=tuple(refusals),
+        warnings=tuple(warnings),
     )
     return replace(status, counts=_counts(status, len(faults)))
 
@@ -173,19 +181,19 @@ def pods_with_faults(
                 yield pod, f"an interface of the pod has a fault: {text}"
 
 
-def _hca(listed: node_hcas.ListedHCA, topology: Topology, flaps: Mapping[str, int]) -> HcaStatus:
+def _hca(node: ThisNode, listed: node_hcas.ListedHCA, flaps: Mapping[str, int]) -> HcaStatus:
     hca = listed.hca
     return HcaStatus(
         id=hca.id,
         rdma=hca.rdma_names,
         driver=hca.driver,
         numa=hca.numa,
-        switch=topology.switch(hca.address),
+        switch=node.topology.switch(hca.address),
         pf=hca.pf,
         vfs=hca.num_vfs,
         flaps=flaps.get(hca.id, 0),
         present=listed.present,
-        ports=tuple(_ports(hca)),
+        ports=tuple(_ports(node.paths, hca, idle=bool(hca.pf) and not listed.held)),
         pools=tuple(offer.resource for offer in listed.offered),
         pods=_pods(holder.container.pod for holder in listed.held),
         fault=listed.fault if listed.offered or listed.held else "",  # an unused port may be down
@@ -197,15 +205,19 @@ def _pods(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))[:_MOST_PODS]
 
 
-def _ports(hca: HCA) -> Iterator[PortStatus]:
+def _ports(paths: Paths, hca: HCA, *, idle: bool) -> Iterator[PortStatus]:
+    """The ports. The GIDs of an `idle` VF are not read, because a table has 256 files."""
     for rdma in hca.rdma:
         for port in rdma.ports:
+            place, is_infiniband = (rdma.name, port.number), port.link_layer == "InfiniBand"
             yield PortStatus(
                 port=f"{rdma.name}/{port.number}",
                 state=port.state,
                 link_layer=port.link_layer,
                 rate=port.rate,
                 guid=port.guid,
+                subnet=infiniband.subnet(paths, *place)[:32] if is_infiniband else "",
+                gids=() if is_infiniband or idle else infiniband.kinds_of_gids(paths, *place),
                 pkeys=tuple(f"0x{pkey:04x}" for pkey in port.pkeys[:16]),
                 netdevs=port.netdevs,
             )
@@ -244,17 +256,34 @@ def _pools_of_gpus(gpus: Iterable[node_gpus.ListedGPU]) -> Iterator[OfferedPool]
         )
 
 
-def _gpu(gpu: node_gpus.ListedGPU, topology: Topology) -> GpuStatus:
+def _warnings(node: ThisNode) -> Iterator[str]:
+    """Texts about what makes pods slower. None is a fault."""
+    if locked_memory.wanted(node.pools) and (why := memlock.problem(node.paths)):
+        yield f"containers keep the runtime's limit of locked memory: {why}"[:_LONGEST_TEXT]
+
+
+def _gpus_of_others(node: ThisNode) -> Mapping[str, list[str]]:
+    """The pods that hold GPUs of another device plugin, by the GPU's address."""
+    ours = {entry.key for entry in node.allocations if entry.gpu is not None}
+    found: dict[str, list[str]] = {}
+    for key, holder in node.holders.by_key.items() if node.gpus else ():
+        if key not in ours and (address := address_of(node.gpus, key[1])):
+            found.setdefault(address, []).append(holder.pod)
+    return found
+
+
+def _gpu(gpu: node_gpus.ListedGPU, topology: Topology, of_others: Iterable[str]) -> GpuStatus:
     return GpuStatus(
         id=gpu.address,
         uuid=gpu.uuid,
         numa=gpu.numa,
         switch=topology.switch(gpu.address),
+        distances=tuple(f"{word} {hca}"[:80] for hca, word in gpu.distances.items())[:64],
         pools=tuple(offer.resource for offer in gpu.offered),
         memory_bytes=gpu.memory_bytes,
         free_bytes=gpu.free_bytes,
         free_percent=None if gpu.free_share is None else round(100 * gpu.free_share),
-        pods=_pods(part.container.pod for part in gpu.held),
+        pods=_pods((*(part.container.pod for part in gpu.held), *of_others)),
         fault=gpu.fault if gpu.offered else "",
     )
 

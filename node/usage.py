@@ -12,9 +12,11 @@ from gpu.limits import processes
 from host.errors import HostError
 from host.netlink import rdma, rdma_objects
 from host.netlink.rdma import RdmaNetlink
-from node import node_gpus
+from node import locked_memory, node_gpus
 from node.node_gpus import GpuPart, bytes_text
 from node.state import ThisNode
+
+_MOST_PODS = 256  # with a limit of locked memory
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -66,9 +68,21 @@ class GpuPartStatus(Part, frozen=True):
         )
 
 
+class LockedMemory(Part, frozen=True):
+    """The lowest limit of locked memory of a pod's containers that have HCAs.
+
+    `wanted` is the limit that the container's pool gives, if the limit is lower.
+    """
+
+    pod: str
+    limit: str  # "unlimited", or bytes
+    wanted: str = ""
+
+
 class Usage(msgspec.Struct, frozen=True):
     objects: tuple[RdmaObjects, ...] = ()
     gpu_parts: tuple[GpuPartStatus, ...] = ()
+    locked_memory: tuple[LockedMemory, ...] = ()
     problem: str = ""  # the reason why objects cannot be counted
     totals: object = None  # host.netlink.rdma_objects.totals
 
@@ -79,19 +93,21 @@ NO_USAGE = Usage()
 def measured(node: ThisNode, before: Usage = NO_USAGE) -> Usage:
     """The present use. Counts RDMA objects only if a pod holds a device or has an interface.
 
-    The objects are those of `before` if no device has another number of objects.
+    The objects are those of `before` if no device has another number of objects. The locked memory
+    is read only if `before` is NO_USAGE.
     """
     parts = tuple(map(_part, node_gpus.held_parts(node, [])))
     if not (node.allocations or any(Journal(node.paths).entries())):
         return Usage(gpu_parts=parts)
+    locked = tuple(_locked_memory(node)) if before is NO_USAGE else before.locked_memory
     try:
         with rdma.rdma() as socket:
             totals, objects = rdma_objects.totals(socket), before.objects
             if totals != before.totals:
                 objects = tuple(_objects(node, socket))
     except HostError as error:
-        return Usage(gpu_parts=parts, problem=str(error))
-    return Usage(objects, parts, totals=totals)
+        return Usage((), parts, locked, problem=str(error))
+    return Usage(objects, parts, locked, totals=totals)
 
 
 def _part(part: GpuPart) -> GpuPartStatus:
@@ -125,6 +141,24 @@ def _objects(node: ThisNode, socket: RdmaNetlink) -> Iterator[RdmaObjects]:
     for (uid, device_name), found in sorted(counts.items()):
         pod = printable(names.get(uid, uid))[:330]  # within the lengths of the schema
         yield RdmaObjects(pod=pod, device=printable(device_name)[:64], **found)
+
+
+def _locked_memory(node: ThisNode) -> Iterator[LockedMemory]:
+    """The lowest limit of each pod that holds HCAs, sorted by pod."""
+    holders = node.holders.by_key if any(one.devices for one in node.allocations) else {}
+    keys = [one.key for one in node.allocations if one.devices and one.key in holders]
+    pods = {holders[key].uid: holders[key].pod for key in keys if holders[key].uid}
+    if not pods:
+        return
+    lowest: dict[str, locked_memory.ContainerLimit] = {}
+    limits = locked_memory.wanted(node.pools)
+    for one in locked_memory.of_containers(node.paths, limits, pods):
+        pod, size = pods[one.container.pod_uid], locked_memory.size_of
+        lowest[pod] = min(lowest.get(pod, one), one, key=lambda each: size(each.limit))
+    for pod, one in sorted(lowest.items())[:_MOST_PODS]:
+        yield LockedMemory(
+            pod=pod[:330], limit=one.limit[:20], wanted=one.wanted if one.is_low else ""
+        )
 
 
 def _names(node: ThisNode, uids: Set[str]) -> Mapping[str, str]:

@@ -3,23 +3,19 @@
 A module may be built into the kernel, so the checks look for its entries in sysfs.
 """
 
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from math import inf
 
 from cli.checks import Outcome, failed, not_applicable, ok, some, warning
-from deviceplugin.allocate import environment, memlock
-from gpu.limits.processes import Container, container_in
+from deviceplugin.allocate import memlock
 from host.device_nodes import verify
 from host.errors import HostError
 from host.sysfs import discovery
+from node import locked_memory
 from node.state import ThisNode
 
 RUNTIMES = ("containerd", "crio", "cri-o", "dockerd")
 _SHOWN = 2  # wrong device nodes that are listed
-_LOCKED = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 
 
 def connection_manager(node: ThisNode) -> Iterator[Outcome]:
@@ -135,13 +131,9 @@ def namespaces(node: ThisNode) -> Iterator[Outcome]:
         )
 
 
-def locked_memory(node: ThisNode) -> Iterator[Outcome]:
+def memory_limits(node: ThisNode) -> Iterator[Outcome]:
     """Check RLIMIT_MEMLOCK of containers with HCAs, and the runtime's limit if no hook sets it."""
-    wanted = {
-        environment.variable(pool.config): pool.config.memlock
-        for pool in node.pools
-        if pool.hcas and pool.config.memlock
-    }
+    wanted = locked_memory.wanted(node.pools)
     low = sorted(_low_limits(node, wanted)) if wanted else []
     if low:
         yield warning(
@@ -157,35 +149,13 @@ def locked_memory(node: ThisNode) -> Iterator[Outcome]:
         yield ok(f"the hook {memlock.HOOK} raises the limit of containers with HCAs: {limits}")
 
 
-def _low_limits(node: ThisNode, wanted: Mapping[str, str]) -> Iterator[str]:
-    """The containers with a lower limit than `wanted`, which has the limits by variable.
-
-    The variables of the device plugin are in the environment of each container with an HCA. Only
-    the oldest process of a container counts, because `kubectl exec` starts no hook.
-    """
-    first: dict[Container, tuple[int, str, str]] = {}
-    for directory in node.paths.proc.glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):  # the process has ended
-            container = container_in((directory / "cgroup").read_text())
-            if container is None:
-                continue
-            begun = int((directory / "stat").read_text().rpartition(")")[2].split()[19])
-            variables = os.fsdecode((directory / "environ").read_bytes()).split("\0")
-            names = {variable.partition("=")[0] for variable in variables}
-            limits = [limit for name, limit in wanted.items() if name in names]
-            has = _LOCKED.search((directory / "limits").read_text())
-            if limits and has:
-                found = (begun, has[1], max(limits, key=_number))
-                first[container] = min(first.get(container, found), found)
+def _low_limits(node: ThisNode, wanted: dict[str, str]) -> Iterator[str]:
+    """The containers with a lower limit than `wanted`, in words."""
     pods = {holder.uid: holder.pod for holder in node.holders.by_key.values()}
-    for container, (_, has_limit, limit) in first.items():
-        if _number(has_limit) < _number(limit):
-            pod = pods.get(container.pod_uid, container.pod_uid)
-            yield f"{pod} ({container.id[:12]}: {has_limit} bytes, not {limit})"
-
-
-def _number(limit: str) -> float:
-    return int(limit) if limit.isdecimal() else inf  # "unlimited"
+    for one in locked_memory.of_containers(node.paths, wanted):
+        if one.is_low:
+            pod = pods.get(one.container.pod_uid, one.container.pod_uid)
+            yield f"{pod} ({one.container.id[:12]}: {one.limit} bytes, not {one.wanted})"
 
 
 def _runtimes(node: ThisNode, why: str) -> Iterator[Outcome]:
@@ -194,7 +164,11 @@ def _runtimes(node: ThisNode, why: str) -> Iterator[Outcome]:
     for directory in node.paths.proc.glob("[0-9]*"):
         with suppress(OSError, UnicodeDecodeError):
             name = (directory / "comm").read_text().strip()
-            limit = _LOCKED.search((directory / "limits").read_text()) if name in RUNTIMES else None
+            limit = (
+                locked_memory.LOCKED.search((directory / "limits").read_text())
+                if name in RUNTIMES
+                else None
+            )
             if limit:
                 by_runtime.setdefault(name, set()).add(limit[1])
     if not by_runtime:

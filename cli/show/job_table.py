@@ -1,6 +1,7 @@
 """`podfabric explain --job`: prints the pods of a job side by side, from the FabricNodes."""
 
 import sys
+from itertools import chain
 from pathlib import Path
 
 from cli import output
@@ -38,13 +39,16 @@ def run(kubeconfig: Path | None, namespace: str, job: str, form: str) -> int:
         output.document({"job": what, "pods": pods, "differences": differences, "notes": notes})
         return 0
     marked = {(pod, each.about) for each in differences for pod in each.pods}
-    headers = tuple(_cells(pods[0]))
+    cells = {pod.pod: _cells(pod) for pod in pods}
+    told = {about for _, about in marked}
+    headers = [
+        header
+        for header in _cells(pods[0])
+        if header in told or any(of[header] for of in cells.values())
+    ]
     rows = [
-        [
-            _marked(lines) if (pod.pod, header) in marked else Cell(lines)
-            for header, lines in _cells(pod).items()
-        ]
-        for pod in pods
+        [_marked(of[header]) if (pod, header) in marked else Cell(of[header]) for header in headers]
+        for pod, of in cells.items()
     ]
     output.show(
         f"pods of {what} in namespace {namespace}: {len(pods)}",
@@ -65,9 +69,13 @@ def _cells(pod: FabricOfPod) -> dict[str, Lines]:
         "PORTS": [f"{len(pod.ports) - len(down)} of {len(pod.ports)} ACTIVE", *down],
         "RATE": list(dict.fromkeys(port.rate for port in pod.ports)),
         "LINK": list(dict.fromkeys(port.link_layer for port in pod.ports)),
+        "SUBNET": list(dict.fromkeys(port.subnet for port in pod.ports if port.subnet)),
+        "GIDS": list(dict.fromkeys(chain.from_iterable(port.gids for port in pod.ports))),
         "P_KEY": [f"{one.pkey} {one.member}".strip() for one in pod.interfaces],
         "INTERFACES": [" ".join((one.interface, *one.addresses)) for one in pod.interfaces],
         "MTU": [str(one.mtu or "") for one in pod.interfaces],
+        "GPUS": [f"{count} {word}" for word, count in job_differences.nearest(pod).items()],
+        "MEMLOCK": pod.memlock,
         "QP": [f"{one.device} {one.qp}" for one in pod.objects],
         "FAULT": [*kind, *pod.faults],
     }

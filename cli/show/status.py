@@ -157,6 +157,7 @@ def _parts(status: FabricNodeStatus) -> Sequence[Table | Lines]:
             attachments,
         ),
         Table(("OBJECTS OF", "DEVICE", "QP", "MR", "CQ", "CM_ID"), objects),
+        [f"warning: {text}" for text in status.warnings],
         f"left out: {status.left_out}" if status.left_out else "",
         *_failures(status),
     )

@@ -15,6 +15,8 @@ from host.sysfs import attribute_files
 if TYPE_CHECKING:
     from host.netlink.links import Link
 
+_IPV4 = "0000:0000:0000:0000:0000:ffff:"  # the start of a GID with an IPv4 address
+_LINK_LOCAL = "RoCE v2 link-local"  # each interface has this kind
 FULL_MEMBER = 0x8000  # bit 15 of a P_Key (InfiniBand specification, 10.9.1)
 
 
@@ -74,7 +76,7 @@ def has_pkey(paths: Paths, rdma: str, port: int, pkey: int) -> bool | None:
 
     Returns `None` if no file of the table has the P_Key and a file cannot be read.
     """
-    table = f"{paths.sys}/class/infiniband/{rdma}/ports/{port}/pkeys"
+    table = f"{_port(paths, rdma, port)}/pkeys"
     slots = [name for name in attribute_files.names(table) if name.isdecimal()]
     certain = bool(slots)
     for slot in sorted(slots, key=int):
@@ -88,12 +90,37 @@ def has_pkey(paths: Paths, rdma: str, port: int, pkey: int) -> bool | None:
 
 def pkey_slot(paths: Paths, rdma: str, port: int, pkey: int) -> tuple[int, int] | None:
     """The index and the value of a P_Key in the port's table, with either membership."""
-    table = f"{paths.sysfs}/class/infiniband/{rdma}/ports/{port}/pkeys"
+    table = f"{_port(paths, rdma, port)}/pkeys"
     for slot in sorted(int(name) for name in attribute_files.names(table) if name.isdecimal()):
         own = attribute_files.number(f"{table}/{slot}")
         if own and own & ~FULL_MEMBER == pkey & ~FULL_MEMBER:
             return slot, own
     return None
+
+
+def subnet(paths: Paths, rdma: str, port: int) -> str:
+    """The subnet prefix of an InfiniBand port, "fe80:0000:0000:0000"; "" if unknown."""
+    return attribute_files.text(f"{_port(paths, rdma, port)}/gids/0")[:-20]
+
+
+def kinds_of_gids(paths: Paths, rdma: str, port: int) -> tuple[str, ...]:
+    """The kinds of a RoCE port's GIDs of version 2: IPv4 and IPv6, or else link-local.
+
+    Reads an entry only if the entry has an interface, because most entries are empty.
+    """
+    kinds, at = set(), _port(paths, rdma, port)
+    for index in attribute_files.names(f"{at}/gid_attrs/ndevs"):
+        if attribute_files.text(f"{at}/gid_attrs/ndevs/{index}"):
+            gid = attribute_files.text(f"{at}/gids/{index}")
+            kind = attribute_files.text(f"{at}/gid_attrs/types/{index}")
+            if kind == "RoCE v2" and gid:
+                of = "IPv4" if gid.startswith(_IPV4) else "IPv6"
+                kinds.add(f"{kind} {'link-local' if gid.startswith('fe80:') else of}")
+    return tuple(sorted(kinds - {_LINK_LOCAL} or kinds))
+
+
+def _port(paths: Paths, rdma: str, port: int) -> str:
+    return f"{paths.sys}/class/infiniband/{rdma}/ports/{port}"
 
 
 def node_guid(paths: Paths, hca: str) -> str:

@@ -135,6 +135,8 @@ def _main(nodes: Nodes, choice: Choice, title: str) -> Iterator[Element]:
         f"{sum(one.attachments for one in counts)} attachments, ",
         tag("strong", f"faults: {faults}, refused ADDs: {refused}", class_=_mark(faults + refused)),
     )
+    warnings = [f"{name}: {text}" for name, status in nodes for text in status.warnings[:8]]
+    yield from (tag("p", text, class_="bad") for text in warnings[:MOST_ROWS])
     yield from _section("faults", "Faults", _faults(nodes))
     yield from _section("refused", "Refused ADDs", _refused(nodes, choice))
     if len(nodes) == 1:

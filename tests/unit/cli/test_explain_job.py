@@ -14,12 +14,13 @@ from node.fabric_node import (
     FabricNode,
     FabricNodeStatus,
     FaultStatus,
+    GpuStatus,
     HcaStatus,
     PortStatus,
     RefusalStatus,
 )
 from node.job_pods import LABELS, JobPod, JobPodSpec, JobPodStatus
-from node.usage import RdmaObjects
+from node.usage import LockedMemory, RdmaObjects
 from tests.fake_api import FakeApi, Fault
 from tests.unit.cli.commands import Printed, Shell
 
@@ -34,6 +35,7 @@ def port(number: int, **changes: Any) -> PortStatus:  # noqa: ANN401
         state="ACTIVE",
         link_layer="InfiniBand",
         rate=NDR,
+        subnet="fe80:0000:0000:0000",
         pkeys=("0xffff", "0x8001"),
         netdevs=(f"ib{number}",),
     )
@@ -60,7 +62,16 @@ def status(pod: str, ports: Sequence[PortStatus] | None = None, pkey: str = "0x8
         written="2026-11-28T10:00:00Z",
         hcas=tuple(hcas),
         attachments=(attachment,),
+        gpus=tuple(
+            GpuStatus(
+                id=f"0000:{number}b:00.0",
+                distances=("PIX mlx5_0", "NODE mlx5_1"),
+                pods=(f"ml/{pod}",),
+            )
+            for number in (1, 2)
+        ),
         objects=(RdmaObjects(pod=f"ml/{pod}", device="mlx5_0", qp=12),),
+        locked_memory=(LockedMemory(pod=f"ml/{pod}", limit="unlimited"),),
     )
 
 
@@ -151,6 +162,10 @@ def test_equal_pods_have_no_mark(cluster: Cluster) -> None:
     [
         ({"rate": HDR}, f"rate {HDR}, most pods have rate {NDR}: the job runs at the rate of"),
         ({"link_layer": "Ethernet"}, "link layer Ethernet, most pods have link layer InfiniBand"),
+        (
+            {"subnet": "fec0:0000:0000:0001"},
+            "worker-2 has subnet fec0:0000:0000:0001, most pods have",
+        ),
         ({"pkeys": ("0xffff",)}, "worker-2: the port's table lacks P_Key 0x8001: connections"),
     ],
 )
@@ -160,6 +175,57 @@ def test_another_port_is_told(cluster: Cluster, changed: dict[str, Any], text: s
     cluster.worker(2, status("worker-2", [port(0, **changed), port(1, **changed)]))
     (told,) = cluster.texts()
     assert text in told
+
+
+def test_roce_ports_with_other_gids_are_told(cluster: Cluster) -> None:
+    for number, kind in enumerate(("IPv4", "IPv4", "link-local")):
+        gids = (f"RoCE v2 {kind}",)
+        roce = {"link_layer": "Ethernet", "subnet": "", "gids": gids}
+        cluster.worker(number, status(f"worker-{number}", [port(0, **roce), port(1, **roce)]))
+    assert cluster.texts() == [
+        "worker-2 has GIDs RoCE v2 link-local, most pods have GIDs RoCE v2 IPv4: NCCL and UCX may "
+        "choose GIDs of different kinds, which cannot connect"
+    ]
+
+
+def test_gpus_without_a_near_hca_are_told(cluster: Cluster) -> None:
+    for number in range(3):
+        cluster.worker(number, status(f"worker-{number}"))
+    far = status("worker-2", [port(1)])  # the pod lacks the near HCA
+    hca = replace(far.hcas[0], id=IDS[1])
+    vf = HcaStatus(id="vf", rdma=("mlx5_9",), pf=IDS[1], pods=hca.pods)
+    for hcas, label in (((hca,), "mlx5_1"), ((replace(hca, pods=()), vf), "mlx5_9")):
+        cluster.node("gpu-2", replace(far, hcas=hcas, attachments=()))
+        found = cluster.run("trainer", "-o", "json").document()
+        assert found["pods"][2]["gpus"][0]["distances"] == {label: "NODE"}
+        assert "worker-2 has GPU distance NODE, most pods have GPU distance PIX" in str(found)
+    assert "≠ 2 NODE" in cluster.run().out
+
+
+def test_a_vf_has_not_the_gids_of_its_pf(cluster: Cluster) -> None:
+    pf = HcaStatus(id="pf", ports=(port(0, gids=("RoCE v2 IPv4",)),))
+    vf = HcaStatus(id=IDS[0], rdma=("mlx5_4",), pf="pf", pods=("ml/worker-0",))
+    cluster.worker(0, replace(status("worker-0"), hcas=(pf, vf)))
+    (pod,) = cluster.run("trainer", "-o", "json").document()["pods"]
+    assert "gids" not in pod["ports"][0]
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted", "text"),
+    [
+        ("68719476736", "", "worker-2 has locked memory 68719476736, most pods have locked memory "
+         "unlimited: registering more fails with ENOMEM, and NCCL and MPI use TCP, or fail"),
+        ("65536", "unlimited", "worker-2: locked memory 65536, not unlimited: registering more "
+         "fails with ENOMEM, and NCCL and MPI use TCP, or fail"),
+    ],
+)  # fmt: skip
+def test_less_locked_memory_is_told(cluster: Cluster, limit: str, wanted: str, text: str) -> None:
+    for number in range(3):
+        cluster.worker(number, status(f"worker-{number}"))
+    low = (LockedMemory(pod="ml/worker-2", limit=limit, wanted=wanted),)
+    cluster.node("gpu-2", replace(status("worker-2"), locked_memory=low))
+    assert cluster.texts() == [text]
+    assert f"≠ {limit}" in cluster.run().out
 
 
 def test_two_limited_members_do_not_reach_each_other(cluster: Cluster) -> None:
