@@ -27,9 +27,11 @@ class Runtime:
     def __init__(self, directory: Path, hook: Path) -> None:
         self._bundle = directory
         self.hook = hook
+        self._real = hook.parent / "real" / HOOK
         self.arguments = [HOOK, str(HARD)]
         (directory / "rootfs/bin").mkdir(parents=True)
-        (directory / "rootfs/proc").mkdir()
+        for name in ("dev", "proc"):
+            (directory / "rootfs" / name).mkdir()
         shutil.copy("/bin/busybox", directory / "rootfs/bin")
 
     def start(self, user: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -59,10 +61,17 @@ class Runtime:
         assert left.stdout == ""
         return done
 
+    def remove_hook(self) -> None:
+        self._real.parent.mkdir()
+        self.hook.rename(self._real)
+
+    def restore_hook(self) -> None:
+        self._real.rename(self.hook)
+
     def hook_is(self, script: str) -> None:
-        """Replace the hook with a script, in which HOOK is the hook."""
-        real = self.hook.rename(self.hook.with_name("real"))
-        self.hook.write_text(f"#!/bin/sh\n{script.replace('HOOK', str(real))}\n")
+        """Replace the hook with a script, in which HOOK is the removed hook."""
+        self.remove_hook()
+        self.hook.write_text(f"#!/bin/sh\n{script.replace('HOOK', str(self._real))}\n")
         self.hook.chmod(0o755)
 
     def limit(self, user: int = 0) -> tuple[str, ...]:
@@ -98,19 +107,21 @@ def test_a_failed_hook_is_told_and_the_next_start_works(
     runtime: Runtime, script: str | None, words: str
 ) -> None:
     if script is None:
-        runtime.hook.rename(runtime.hook.with_name("real"))
+        runtime.remove_hook()
     else:
         runtime.hook_is(script)
     done = runtime.start()
     assert (done.returncode, done.stdout) == (1, "")
     assert words in done.stderr
     assert "hook" in done.stderr or str(runtime.hook) in done.stderr
-    runtime.hook.with_name("real").rename(runtime.hook)
+    runtime.restore_hook()
     assert runtime.limit() == RAISED
 
 
 def test_a_container_starts_with_its_own_limit_if_the_kernel_refuses_a_higher_limit(
-    runtime: Runtime,
+    runtime: Runtime, tmp_path: Path
 ) -> None:
-    runtime.hook_is(f"exec setpriv --bounding-set=-sys_resource HOOK {HARD + 1}")
+    said = tmp_path / "said"
+    runtime.hook_is(f"exec setpriv --bounding-set=-sys_resource HOOK {HARD + 1} 2> {said}")
     assert runtime.limit() == LOW
+    assert "cannot be raised (EPERM, errno 1)" in said.read_text()
