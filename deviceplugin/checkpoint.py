@@ -61,6 +61,7 @@ class AllocatedHCA(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     netdevs: tuple[str, ...]
     rdma: tuple[AllocatedRdmaDevice, ...]
+    rail: int | None = None  # the entry of `rails` in config.yaml; `None` without an entry
 
 
 class AllocatedGPU(msgspec.Struct, frozen=True, kw_only=True):

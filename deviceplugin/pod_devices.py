@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from base.paths import Paths
 from base.pod import Pod
-from deviceplugin import checkpoint, current
+from deviceplugin import checkpoint, current, rails
 from deviceplugin.checkpoint import AllocatedHCA, AllocatedRdmaDevice, Checkpoint, CheckpointDamaged
 from deviceplugin.kubelet import records
 from deviceplugin.kubelet.records import KubeletUnreadable
@@ -49,7 +49,7 @@ class PodHoldings(msgspec.Struct, frozen=True):
     """The devices that the kubelet gave to a pod."""
 
     pod: Pod
-    hcas: tuple[PodDevice, ...] = ()  # of our pools, each once, in a fixed order
+    hcas: tuple[PodDevice, ...] = ()  # of our pools, each once, in the order of `rails`
     ids: frozenset[str] = frozenset()  # all device ids, including those of other drivers
     keys: frozenset[tuple[str, str]] = frozenset()  # (resource, id) from device plugins only
 
@@ -118,10 +118,17 @@ def given_to(
                 ids.setdefault(device.id, set()).add(device_id)
     return PodHoldings(
         pod,
-        tuple(replace(hca, ids=frozenset(ids[hca_id])) for hca_id, hca in hcas.items()),
+        tuple(
+            replace(hca, ids=frozenset(ids[hca.device.id]))
+            for hca in sorted(hcas.values(), key=_place)
+        ),
         frozenset(device_id for row in rows for device_id in row.ids),
         frozenset((row.resource, own) for row in rows for own in row.ids if not row.claimed),
     )
+
+
+def _place(held: PodDevice) -> rails.Place:
+    return rails.place(held.device, held.device.rail)
 
 
 def hca_of(device_id: str) -> str:

@@ -9,7 +9,7 @@ import grpc
 import msgspec
 
 from base.paths import Paths
-from deviceplugin import checkpoint
+from deviceplugin import checkpoint, rails
 from deviceplugin.allocate import cdi, device_files, environment, job_config, memlock
 from deviceplugin.api.v1beta1_pb2 import CDIDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from deviceplugin.kubelet.plugin_server import Rejected
@@ -60,7 +60,7 @@ def allocation(
         raise Rejected(
             grpc.StatusCode.FAILED_PRECONDITION, f"cannot allocate from {resource}: {error}"
         ) from None
-    if fabric_env and (hcas := environment.of_libraries(nodes_of)):
+    if fabric_env and (hcas := environment.of_libraries(pool.config, nodes_of)):
         _add_job_config(answer, paths, pool.config, requested, hcas)
     if pool.config.cdi:
         answer.cdi_devices.extend(
@@ -118,6 +118,7 @@ def recorded(pool: Pool, hca: HCA) -> checkpoint.AllocatedHCA:
         id=hca.id,
         address=hca.address,
         netdevs=hca.netdevs,
+        rail=rails.number(pool.config.rails, hca),
         rdma=tuple(
             checkpoint.AllocatedRdmaDevice(
                 name=rdma.name,

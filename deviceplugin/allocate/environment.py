@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from deviceplugin import rails
 from deviceplugin.allocate import device_files
 from deviceplugin.pools.pool_config import PoolConfig
 from host.device_nodes import DeviceNode
@@ -30,8 +31,8 @@ def variable(pool: PoolConfig) -> str:
 
 
 def environment(pool: PoolConfig, given: Given) -> dict[str, str]:
-    """A container's variables for a pool, sorted by name."""
-    ordered = sorted(given.items())
+    """A container's variables for a pool, sorted by name. The HCAs are in the order of `rails`."""
+    ordered = _ordered(pool, given)
     key = variable(pool)
     info = {hca_id: _info(*of, pool.additional_info) for hca_id, of in ordered}
     return {
@@ -40,9 +41,9 @@ def environment(pool: PoolConfig, given: Given) -> dict[str, str]:
     }
 
 
-def of_libraries(given: Given) -> dict[str, str]:
+def of_libraries(pool: PoolConfig, given: Given) -> dict[str, str]:
     """The variables with which NCCL and UCX use the HCAs; {} without a verbs device."""
-    devices = [rdma for _, of in sorted(given.items()) for rdma in _verbs(*of)]
+    devices = [rdma for _, of in _ordered(pool, given) for rdma in _verbs(*of)]
     return {NCCL: nccl(devices), UCX: ucx(devices)} if devices else {}
 
 
@@ -69,6 +70,14 @@ def ucx(devices: Iterable[RdmaDevice]) -> str:
         numbers = numbers or [port.number for port in device.ports]
         names += [f"{device.name}:{number}" for number in numbers]
     return ",".join(names)
+
+
+def _ordered(pool: PoolConfig, given: Given) -> list[tuple[str, tuple[HCA, Sequence[DeviceNode]]]]:
+    def place(item: tuple[str, tuple[HCA, Sequence[DeviceNode]]]) -> rails.Place:
+        hca = item[1][0]
+        return rails.place(hca, rails.number(pool.rails, hca))
+
+    return sorted(given.items(), key=place)
 
 
 def _verbs(hca: HCA, given: Sequence[DeviceNode]) -> list[RdmaDevice]:

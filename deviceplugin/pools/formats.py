@@ -139,6 +139,9 @@ def _read(document: object, name: str, prefix: str) -> DevicePluginConfig:
     pools = tuple(pool for form in lists for pool in _each(parts, form, name, prefix))
     if not lists:
         pools = (pool_config.DEFAULT,)
+    if (rails := parts.get("rails")) is not None:
+        chosen = _rails(rails, f"{name}: rails")
+        pools = tuple(msgspec.structs.replace(pool, rails=chosen) for pool in pools)
     gpus = gpu_pool_keys.parse(parts.get("gpus"), f"{name}: gpus")
     limits = gpu_pool_keys.limits(parts.get("gpuLimits"), f"{name}: gpuLimits")
     if problem := pool_config.together_problem(pools, gpus):
@@ -305,6 +308,13 @@ def _selectors(
     if foreign:
         items = [(_supported(item, at), at) for item, at in items]
     return tuple(selectors.parse(item, at, spelling, loose=foreign) for item, at in items)
+
+
+def _rails(value: object, where: str) -> tuple[Selector, ...]:
+    if not isinstance(value, list):
+        shown = documents.shown(value)
+        raise DocumentError(f"{where}: expected a list of selectors, got {shown}")
+    return _selectors(value, where, selectors.OWN)
 
 
 def _supported(value: object, where: str) -> object:

@@ -17,7 +17,7 @@ Mode = Literal["all", "exclusive", "shared"]
 Placement = Literal["spread", "pack"]
 
 _FOREIGN = ("configList", "periodicUpdateInterval", "resourceList")
-PARTS = ("agent", "policy", "ipam", "pools", "gpus", "gpuLimits", *_FOREIGN)
+PARTS = ("agent", "policy", "ipam", "pools", "rails", "gpus", "gpuLimits", *_FOREIGN)
 """The top-level keys of config.yaml. The keys in `_FOREIGN` are from other plugins' files."""
 
 
@@ -44,6 +44,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     # HCA. "named": only if a selector names the HCA. "left": never, and no PF that has VFs either.
     used: Literal["offered", "named", "left"] = "offered"
     additional_info: dict[str, dict[str, str]] = {}  # by address, or "*"
+    rails: tuple[Selector, ...] = ()  # of the file: entry n selects the HCAs of rail n
 
     @property
     def variable(self) -> str:

@@ -65,6 +65,7 @@ class HCA(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
     pf: str = ""  # address of the PF if this is a VF or an SF, else ""
     pf_netdevs: tuple[str, ...] = ()  # names of the PF's own interfaces, if this is a VF or an SF
+    pf_rdma_names: tuple[str, ...] = ()  # like `rdma_names`, of the PF
     index: int | None = None  # number of a VF at its PF, or the sfnum of an SF
     aux_type: str = ""  # "sf" for mlx5_core.sf.4; "" if this is not an auxiliary device
     numa: int | None = None  # `None` if unknown (-1 in sysfs)
@@ -285,6 +286,7 @@ def _on_a_device(snapshot: SysfsSnapshot, address: str, directory: str) -> HCA:
         driver=driver,
         pf=pf,
         pf_netdevs=tuple(netdev.name for netdev in snapshot.own(pf_directory)),
+        pf_rdma_names=tuple(sorted(snapshot.rdma_names.get(pf, ()))),
         index=index,
         aux_type="sf" if is_sf else "",
         numa=snapshot.numa_node(device, f"devices/{pf_directory}"),

@@ -66,7 +66,7 @@ def test_addresses_are_sorted() -> None:
     envs = environment(of, given)
     assert envs["PCIDEVICE_A_B_C"] == f"{CARD},{VF},{SF},rxe0"
     assert list(envs) == ["PCIDEVICE_A_B_C", "PCIDEVICE_A_B_C_INFO"]
-    assert of_libraries(given) == {}  # no RDMA, nothing for NCCL
+    assert of_libraries(of, given) == {}  # no RDMA, nothing for NCCL
 
 
 def test_the_details_are_in_the_sriov_plugins_format() -> None:
@@ -98,7 +98,7 @@ def test_the_details_are_in_the_sriov_plugins_format() -> None:
 
 def test_variables_for_nccl_and_ucx_and_no_two_pools_share_a_name() -> None:
     given = _given(hca(CARD, rdma(3)), hca(VF, rdma(0)))
-    libraries = of_libraries(given)
+    libraries = of_libraries(pool([]).config, given)
     assert libraries["NCCL_IB_HCA"] == "=mlx5_3,mlx5_0"  # by address, as all the rest
     assert libraries["UCX_NET_DEVICES"] == "mlx5_3:1,mlx5_0:1"
     first = environment(pool([], resource="rdma/hca").config, given)

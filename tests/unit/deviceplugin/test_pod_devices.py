@@ -47,11 +47,11 @@ def test_id_stands_for_its_hca(holding: Holding, known: str) -> None:
     assert str(hca) == f"{A} (mlx5_0, uverbs0 231:192) of rdma/hca"
 
 
-def test_each_hca_counts_once_in_the_order_of_containers_and_ids(holding: Holding) -> None:
+def test_each_hca_counts_once_in_the_order_of_addresses(holding: Holding) -> None:
     holding.give(POD, {f"{C}-1": [C]}, container="first")
     holding.give(POD, {f"{B}-0": [B], f"{A}-2": [A], f"{A}-3": [A]}, container="second")
     holding.give(OTHER, {f"{servers.DGX_HCAS[5]}-0": [servers.DGX_HCAS[5]]})
-    assert hcas(holding.paths) == [C, A, B]
+    assert hcas(holding.paths) == [A, B, C]
 
 
 def test_token_of_all_stands_for_every_hca(holding: Holding) -> None:
