@@ -81,6 +81,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     segment: str = ""  # the link of the addresses (ipam.config.segments)
     device: str = ""  # the exclusive device, "" once it is released
+    rail_of: str = ""  # the first interface of the ADD, "" for an ADD of one interface
     undo: msgspec.Raw = msgspec.Raw(b"{}")
 
     @classmethod
@@ -114,12 +115,18 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
             args=request.args,
             path=request.path,
             device=device,
+            rail_of=request.rail_of,
             undo=msgspec.Raw(msgspec.json.encode(record)),
         )
 
     @property
     def attachment(self) -> Attachment:
         return Attachment(self.network, self.container_id, self.ifname)
+
+    @property
+    def first(self) -> Attachment:
+        """The first attachment of the ADD. Its lock is the lock of all of them."""
+        return Attachment(self.network, self.container_id, self.rail_of or self.ifname)
 
     @property
     def ipam(self) -> IpamConfig:
@@ -297,7 +304,7 @@ class Journal:
         Yields a JournalDamaged for each damaged or unreadable file.
         """
         try:
-            paths = self._paths(".json", f"{container_id[:_CONTAINER]}-" if container_id else "")
+            paths = self.files_of(container_id) if container_id else self._paths(".json")
         except OSError as error:
             yield JournalDamaged(f"the journal {self._directory} cannot be read: {error.strerror}")
             return
@@ -312,6 +319,11 @@ class Journal:
                 yield damage
             except OSError as error:
                 yield JournalDamaged(f"journal file {path} cannot be read: {error.strerror}")
+
+    def files_of(self, container_id: str) -> list[Path]:
+        """The files of the container's attachments. Another container may have some of them."""
+        beginning = f"{container_id[:_CONTAINER]}-"
+        return [path for path in self._paths(".json") if path.name.startswith(beginning)]
 
     def holders(self, device: str) -> Iterator[JournalEntry | JournalDamaged]:
         """The entries of attachments that have the device. The caller has the device's lock.
@@ -370,18 +382,13 @@ class Journal:
     def _lock_of(self, key: str) -> str:
         return f"{self._locks}/attachment-{key}"
 
-    def _paths(self, ending: str, beginning: str = "") -> list[Path]:
-        """The files with this ending and beginning.
-
-        Unlike glob, raises OSError for an unreadable directory.
-        """
+    def _paths(self, ending: str) -> list[Path]:
+        """The files with this ending. Unlike glob, raises OSError for an unreadable directory."""
         try:
             paths = sorted(self._directory.iterdir())
         except FileNotFoundError:
             return []
-        return [
-            path for path in paths if path.name.endswith(ending) and path.name.startswith(beginning)
-        ]
+        return [path for path in paths if path.name.endswith(ending)]
 
 
 def _make(directory: str, path: str) -> None:

@@ -7,7 +7,7 @@ entry goes last. If a step fails, the entry stays for the next DEL.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import ClassVar, TypeVar
 
@@ -212,11 +212,14 @@ class InterfacePlugin(ABC):
         """Compare the ADD's settings with the kernel's, and run the IPAM plugin's CHECK."""
         attachment = Attachment.of(request)
         with explained(), self.journal.locked(attachment):
-            self.compare(attachment, request)
-            entry = self.journal.read(attachment)
-            ipam = self._ipam.of(request, added=entry.ipam if entry is not None else IpamConfig())
-            if ipam is not None:
-                ipam.check()
+            self._check(attachment, request)
+
+    def _check(self, attachment: Attachment, request: Request) -> None:
+        self.compare(attachment, request)
+        entry = self.journal.read(attachment)
+        ipam = self._ipam.of(request, added=entry.ipam if entry is not None else IpamConfig())
+        if ipam is not None:
+            ipam.check()
 
     def gc(self, request: Request) -> None:
         """Remove this network's attachments that are not listed as valid. Raises CNIError 104."""
@@ -279,9 +282,11 @@ class InterfacePlugin(ABC):
     def _attaching(self, attachment: Attachment, request: Request) -> Iterator[Sandbox]:
         """Lock the attachment, open its sandbox, and remove the remains of a killed ADD.
 
-        Raises CNIError 103 if the attachment exists, 7 if the pod has an interface of that name.
+        For a rail, the caller has the lock. Raises CNIError 103 if the attachment exists, 7 if the
+        pod has an interface of that name.
         """
-        with explained(), self.journal.locked(attachment), sandbox_of(request) as sandbox:
+        lock = nullcontext() if request.rail_of else self.journal.locked(attachment)
+        with explained(), lock, sandbox_of(request) as sandbox:
             self._settle_earlier_attempt(attachment, request)
             try:
                 netdev_move.require_free(sandbox.pod, request.ifname)
@@ -335,7 +340,7 @@ class InterfacePlugin(ABC):
 
     def remove_locked(self, entry: JournalEntry, timeout: float = 10.0) -> None:
         """Remove the attachment of an entry, unless another call has changed the entry."""
-        with self.journal.locked(entry.attachment, timeout):
+        with self.journal.locked(entry.first, timeout):
             if self.journal.read(entry.attachment) == entry:
                 self._remove(entry.attachment, entry.delete_request())
 

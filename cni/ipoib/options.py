@@ -50,7 +50,7 @@ class IpoibKeys(msgspec.Struct, kw_only=True):
     match_device: bool = True
 
 
-KNOWN = frozenset({"ipam", *IpoibKeys.__struct_fields__})
+KNOWN = frozenset({"ipam", "rails", *IpoibKeys.__struct_fields__})
 
 
 class IpoibOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from base import interrupts
 from base.interrupts import wait_until
 from cni.attachments import job_partition, probing, results
 from cni.attachments.journal import JournalDamaged, JournalEntry
-from cni.attachments.lifecycle import InterfacePlugin, Sandbox, Undo
+from cni.attachments.lifecycle import Sandbox, Undo
 from cni.attachments.matching import matched, require_records
+from cni.attachments.rail_plugin import Complete, RailPlugin
 from cni.attachments.sandbox import await_return, namespaces_of
 from cni.ipoib import child, options, parents
 from cni.ipoib.child import ChildRecord
@@ -39,10 +39,11 @@ from host.sysfs import infiniband
 from policy.allowance import Allowance
 
 
-class IPoIB(InterfacePlugin):
+class IPoIB(RailPlugin):
     name: ClassVar = "ipoib"
+    masters: ClassVar = (options.AUTO,)
 
-    def add(self, request: Request) -> dict[str, Any]:
+    def attach(self, request: Request, complete: Complete) -> dict[str, Any]:
         """Give the pod an IPoIB interface, with addresses if an IPAM plugin is named."""
         wanted = options.read(request)
         allowance = options.allowed(wanted, self._allowance(request))
@@ -83,9 +84,8 @@ class IPoIB(InterfacePlugin):
             )
             document = results.document(request, interface, answer, wanted.dns)
             job_partition.write(self.paths, self.journal, holdings, request.container_id)
-            interrupts.hold()  # from here on the call reports success
             record = msgspec.structs.replace(record, mac=ready.mac)
-            self.journal.write(entry.attached(record, cidrs, record.segment))
+            complete(entry.attached(record, cidrs, record.segment))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:

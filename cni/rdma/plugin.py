@@ -97,6 +97,11 @@ class Rdma:
                 f'plugin "sriov" of podfabric did not make attachment {attachment}: put '
                 '"rdma" behind "sriov" in the list of plugins'
             )
+        if entry.rail_of:
+            raise invalid_config(
+                'plugin "rdma" serves one interface, but "rails" of plugin "sriov" makes several: '
+                'remove plugin "rdma", and set "rdmaIsolation": true for plugin "sriov"'
+            )
         device = device_of(request)
         if device and device != entry.device:
             raise invalid_config(

@@ -52,7 +52,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One call. A string is the runtime's value, or "" if the runtime sent none.
 
     `netns_descriptor` is CNI_NETNS, which the launcher opened in its mount namespace. If an agent
-    died during this call, `unanswered_since` is the call's start as a Unix time.
+    died during this call, `unanswered_since` is the call's start as a Unix time. An ADD for several
+    interfaces makes a request for each, and `rail_of` is the name of the first.
     """
 
     command: str
@@ -69,6 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     netns_descriptor: int | None = None
     delegate_deadline: float = 90.0  # seconds; below kubelet's 2 min for a sandbox
     unanswered_since: int | None = None
+    rail_of: str = ""
 
     @cached_property
     def arguments(self) -> Arguments:

@@ -157,7 +157,7 @@ class Claimer(NamedTuple):
                     "file: run DEL for that attachment (the agent's log names the file)",
                 )
             try:
-                with self.journal.locked(owner.attachment, timeout=0.0):
+                with self.journal.locked(owner.first, timeout=0.0):
                     self._release_if_dead(owner)
             except Busy:
                 raise _InUse(owner, settling=True) from None

@@ -77,7 +77,12 @@ class _SriovConfig(msgspec.Struct, frozen=True, kw_only=True):
 # sriov-cni's logLevel and logFile have no effect here. Runtimes write "args" and "runtimeConfig".
 # So similar keys, such as a vendor's "tags", are not misspellings.
 KNOWN = frozenset(
-    {"logLevel", "logFile", *(field.encode_name for field in msgspec.structs.fields(_SriovConfig))}
+    {
+        "logLevel",
+        "logFile",
+        "rails",
+        *(field.encode_name for field in msgspec.structs.fields(_SriovConfig)),
+    }
     - {"args", "runtimeConfig"}
 )
 _IN_OUR_CASE = {key.lower(): key for key in sorted(KNOWN)}

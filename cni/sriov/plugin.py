@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from base import interrupts
 from cni.attachments import job_partition, results
 from cni.attachments.journal import JournalEntry
-from cni.attachments.lifecycle import InterfacePlugin, Undo
+from cni.attachments.lifecycle import Undo
 from cni.attachments.matching import Match, matched, require_records
+from cni.attachments.rail_plugin import Complete, RailPlugin
 from cni.spec.attachment import Attachment
 from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
@@ -37,10 +37,10 @@ from host.sysfs import pci
 from policy.allowance import Allowance
 
 
-class Sriov(InterfacePlugin):
+class Sriov(RailPlugin):
     name: ClassVar = "sriov"
 
-    def add(self, request: Request) -> dict[str, Any]:
+    def attach(self, request: Request, complete: Complete) -> dict[str, Any]:
         """Give the pod a VF with its RDMA device, and addresses if an IPAM plugin is named."""
         wanted = options.read(request)
         allowance = vf_policy.by_options(wanted, self._allowance(request))
@@ -87,8 +87,7 @@ class Sriov(InterfacePlugin):
             sandbox.require_still_there()
             document = self._document(request, placed, plan, answer, wanted)
             job_partition.write(self.paths, self.journal, match.holdings, request.container_id)
-            interrupts.hold()  # from here on the call reports success
-            self.journal.write(entry.attached(record, answer.cidrs, record.segment))
+            complete(entry.attached(record, answer.cidrs, record.segment))
         return document
 
     def detach(self, attachment: Attachment, request: Request, entry: JournalEntry | None) -> None:

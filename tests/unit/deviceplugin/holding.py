@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from base.paths import Paths
 from base.pod import Pod
 from base.types import DeviceId
@@ -40,10 +42,11 @@ class Holding:
         container: str = "main",
         resource: str = HCA,
         init: bool = False,
+        rails: Mapping[str, int] | None = None,
     ) -> None:
         """The ids, each with the PCI addresses of the HCAs that it stands for.
 
-        One without any is another device plugin's.
+        One without any is another device plugin's. `rails` has rails by address.
         """
         devices: dict[str, tuple[int, ...]] = dict.fromkeys(ids, ())
         self.held.append(
@@ -64,7 +67,10 @@ class Holding:
             Allocation(
                 resource=resource,
                 id=DeviceId(known),
-                devices=tuple(device(self.paths, address) for address in addresses),
+                devices=tuple(
+                    replace(device(self.paths, address), rail=(rails or {}).get(address))
+                    for address in addresses
+                ),
                 time="2026-11-21T19:12:56Z",
                 boot_id="this boot",
             )
