@@ -16,6 +16,7 @@ from cli import output
 from cli.arguments import file, namespace
 from cli.output import Cell, Table
 from cni.ipoib import options as ipoib_options
+from cni.spec import rail_keys
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
 from cni.spec.request import Request
@@ -199,10 +200,13 @@ def _of_definition(
                 command="ADD",
                 args=f"K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=pod",
                 network=definition.name,
-                config=decode(msgspec.json.encode(config)),
             )
-            matched = _judged(plugin, request, allowed)
-            yield verdict(plugin=plugin, allowed=True, rules=matched.titles())
+            of_rails = [
+                msgspec.structs.replace(request, config=decode(msgspec.json.encode(keys)))
+                for keys in rail_keys.each(config)
+            ]
+            judged = [_judged(plugin, of_rail, allowed) for of_rail in of_rails]
+            yield verdict(plugin=plugin, allowed=True, rules=judged[0].titles())
     except CNIError as error:
         refused = verdict(plugin=plugin, allowed=False, said=error.message)
         if isinstance(error, NotAllowed):

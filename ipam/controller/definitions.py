@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cni.spec import config
+from cni.spec import config, rail_keys
 from cni.spec.config import NetworkConfig
 from cni.spec.errors import CNIError
 from ipam.config import options
@@ -76,7 +76,8 @@ def _cluster_wide(written: str) -> Iterator[dict[str, Any]]:
         if not isinstance(ipam, dict) or ipam.get("type") not in options.TYPES:
             continue
         if ipam.get("scope") != "node":
-            yield {key: value for key, value in ipam.items() if key != "scope"}
+            for of_rail in rail_keys.addresses(ipam):
+                yield {key: value for key, value in of_rail.items() if key != "scope"}
 
 
 class PoolMaker:

@@ -36,6 +36,7 @@ def rule(name: str, namespace: str, **more: Any) -> dict[str, Any]:  # noqa: ANN
 
 
 IPOIB = {"type": "ipoib", "master": "ib0"}
+OF_RAILS = [{"network_name": "own"}, {"type": "static"}]
 A = rule("a", "team-a", use={"pkeys": ["0x8001-0x8003"], "ipamTypes": ["podfabric-ipam"]})
 B = rule("b", "team-b", use={"pkeys": ["0x8003"]}, fixed={"pkey": "0x0009"})
 
@@ -120,6 +121,10 @@ def test_labels_come_from_namespaces_in_the_files(shell: Shell, tmp_path: Path) 
         ({**IPOIB, "ipam": {"type": "static"}}, "ipam.type"),
         ({**IPOIB, "ipam": {"type": "podfabric-ipam", "range": "10.0.0.0/8"}}, "ipam.range"),
         ({**IPOIB, "ipam": {"type": "nv-ipam", "poolName": "theirs"}}, "ipam.poolName"),
+        (
+            {**IPOIB, "rails": "all", "ipam": {"type": "podfabric-ipam", "rails": OF_RAILS}},
+            "ipam.type",
+        ),
         ({"type": "macvlan", "ipam": {"type": "podfabric-ipam", "range": "10.0.0.0/8"}}, "ipam.r"),
     ],
 )

@@ -44,6 +44,10 @@ def _pools(cluster: Cluster) -> dict[str, str]:
         ({"ranges": [[{"subnet": "10.1.0.0/16"}]]}, {"10.1.0.0-16": "10.1.0.0/16"}),
         ({"range": "10.0.0.0/24", "scope": "cluster"}, {"10.0.0.0-24": "10.0.0.0/24"}),
         ({"range": "10.0.0.0/24", "scope": "node"}, {}),
+        (
+            {"rails": [{"range": "10.0.0.0/24"}, {"range": "10.1.0.0/24"}], "sticky": True},
+            {"10.0.0.0-24": "10.0.0.0/24", "10.1.0.0-24": "10.1.0.0/24"},
+        ),
     ],
 )
 @pytest.mark.parametrize("type_", ["whereabouts", "podfabric-ipam"])
