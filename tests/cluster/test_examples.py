@@ -56,7 +56,7 @@ ISOLATED_POOLS = {
     "example.com/rail0_vf": "#0",
     "example.com/rail1_vf": "#1",
 }
-OF_STICKY, OF_NV_IPAM = "sticky", "nv-ipam"
+OF_STICKY, OF_NV_IPAM, OF_RAILS = "sticky", "nv-ipam", "ipoib-rails"
 OF_HCAS = [file.stem for file in FILES if file.stem not in (*OF_VFS, *OF_RDMA_VFS, OF_NV_IPAM)]
 
 
@@ -147,7 +147,8 @@ def require_running(namespace: Namespace, name: str) -> None:
         until(lambda own=own: namespace.exists(own), PATIENCE, own)  # type: ignore[misc]
         namespace.running(own)
         attached = namespace.networks(own)
-        assert set(attached) == {"eth0", *(f"net{n + 1}" for n in range(len(asked)))}
+        rails = ["net1-1"] if name == OF_RAILS else []
+        assert set(attached) == {"eth0", *(f"net{n + 1}" for n in range(len(asked))), *rails}
         for interface in attached:
             namespace.run(own, "ip", "link", "show", interface)
 

@@ -67,6 +67,19 @@ def with_hcas(*functions: str) -> Iterator[None]:
 
 
 @contextmanager
+def with_many_hcas(number: int) -> Iterator[None]:
+    """That many HCAs of ibloop, whose parents ib0, ib1 and so on are up."""
+    with ibloop_unloaded():
+        _modprobe("ibloop", f"hcas={number}")
+        parents = [f"ib{index}" for index in range(number)]
+        for parent in parents:
+            run(IP, "link", "set", parent, "up")
+        for parent in parents:
+            await_carrier(parent)
+        yield
+
+
+@contextmanager
 def exclusive_rdma() -> Iterator[None]:
     """Each RDMA device is in one namespace. The kernel refuses this while other namespaces
     exist."""
