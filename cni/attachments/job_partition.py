@@ -47,7 +47,7 @@ def write(paths: Paths, journal: Journal, holdings: PodHoldings, container_id: s
 def _partitions(journal: Journal, container_id: str) -> Iterator[int]:
     """The P_Keys of the container's interfaces, without the bit of membership."""
     for entry in journal.entries(container_id):
-        if isinstance(entry, JournalEntry):
+        if isinstance(entry, JournalEntry) and entry.container_id == container_id:
             try:
                 pkey = entry.undo_as(_RecordedPKey).pkey
             except JournalDamaged:

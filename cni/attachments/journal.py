@@ -299,10 +299,7 @@ class Journal:
         )
 
     def entries(self, container_id: str = "") -> Iterator[JournalEntry | JournalDamaged]:
-        """Every entry, or those of one container, unordered.
-
-        Yields a JournalDamaged for each damaged or unreadable file.
-        """
+        """Every entry, or those of `files_of`. Yields a JournalDamaged for an unreadable file."""
         try:
             paths = self.files_of(container_id) if container_id else self._paths(".json")
         except OSError as error:
@@ -310,9 +307,7 @@ class Journal:
             return
         for path in paths:
             try:
-                entry = from_bytes(path.read_bytes(), str(path))
-                if container_id in ("", entry.container_id):
-                    yield entry
+                yield from_bytes(path.read_bytes(), str(path))
             except FileNotFoundError:
                 continue  # removed since the directory was listed
             except JournalDamaged as damage:
