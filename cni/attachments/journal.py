@@ -316,15 +316,16 @@ class Journal:
                 yield JournalDamaged(f"journal file {path} cannot be read: {error.strerror}")
 
     def files_of(self, container_id: str) -> list[Path]:
-        """The files of the container's attachments. Another container may have some of them."""
+        """The files of the container's attachments, also those that a killed ADD has begun."""
+        paths = self._paths((".json", _UNFINISHED))
+        names = {path.name.removesuffix(".tmp").removeprefix(".") for path in paths}
         beginning = f"{container_id[:_CONTAINER]}-"
-        return [path for path in self._paths(".json") if path.name.startswith(beginning)]
+        return [self._directory / name for name in sorted(names) if name.startswith(beginning)]
 
     def holders(self, device: str) -> Iterator[JournalEntry | JournalDamaged]:
         """The entries of attachments that have the device. The caller has the device's lock.
 
-        Yields a JournalDamaged for a damaged file. Raises OSError for an unreadable file, because
-        its attachment may have the device.
+        Yields a JournalDamaged for a damaged file. Raises OSError for an unreadable file.
         """
         try:
             names = sorted(os.listdir(f"{self._devices}/{device}"))  # noqa: PTH208
@@ -377,7 +378,7 @@ class Journal:
     def _lock_of(self, key: str) -> str:
         return f"{self._locks}/attachment-{key}"
 
-    def _paths(self, ending: str) -> list[Path]:
+    def _paths(self, ending: str | tuple[str, ...]) -> list[Path]:
         """The files with this ending. Unlike glob, raises OSError for an unreadable directory."""
         try:
             paths = sorted(self._directory.iterdir())

@@ -199,7 +199,10 @@ class RailPlugin(InterfacePlugin):
         ]
 
     def _remove_rail(self, rail: Attachment, request: Request) -> None:
-        entry, _ = self._read(rail)
+        entry, damage = self._read(rail)
+        if entry is None and damage is None:
+            self.journal.remove(rail)  # of an ADD that was killed before its first change
+            return
         if entry is not None:
             netns, descriptor = request.netns, request.netns_descriptor
             request = replace(entry.delete_request(), netns=netns, netns_descriptor=descriptor)
@@ -209,15 +212,13 @@ class RailPlugin(InterfacePlugin):
 def _other_rails(journal: Journal, first: Attachment) -> list[Attachment]:
     """The other attachments of the ADD that made `first`, the latest first. Raises OSError.
 
-    A damaged file counts if its name is that of such an attachment.
+    A damaged or unfinished file counts if its name is that of such an attachment.
     """
     rails = []
     for path in journal.files_of(first.container_id):
         try:
             entry = from_bytes(files.read(str(path)), path.name)
-        except FileNotFoundError:
-            continue
-        except JournalDamaged:
+        except (FileNotFoundError, JournalDamaged):
             number = path.name.partition(f"-{first.ifname}-")[2].partition("-")[0]
             rail = replace(first, ifname=f"{first.ifname}-{number}")
             if journal.path_of(rail) == path:

@@ -85,7 +85,7 @@ def test_rail_that_fails_undoes_all(case: RailPods, node: Node, pods: list[str])
 def test_add_killed_at_every_step_then_delete(case: RailPods, node: Node, pods: list[str]) -> None:
     before, config = case.state(), case.of("four")
     for step in range(1, MORE_THAN_ENOUGH):
-        killed = killed_at(step, partial(node.call, "ADD", "c1", pods[0], **config))
+        killed = killed_at(step, partial(node.add, "c1", pods[0], **config))
         node.delete("c1", pods[0], **config)
         _require_nothing(case, node, pods[0], before, step)
         if not killed:

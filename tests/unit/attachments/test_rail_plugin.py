@@ -19,6 +19,7 @@ from cni.spec.result import Interface, Result
 from ipam.plugin import AddressPlugin
 from ipam.store.sqlite_store import SqliteStore
 from ipam.store_choice import Stores
+from tests.kernel.processes import killed_at
 from tests.unit.attachments.choosing import CNI_ARGS, POD
 from tests.unit.deviceplugin.holding import Holding
 from tests.unit.host import servers
@@ -284,3 +285,15 @@ def test_status_asks_for_the_addresses_of_each_rail(rails: PodWithRails) -> None
     error = rails.call("STATUS", ipam=IPAM | {"rails": small})
     assert error["code"] == Code.UNAVAILABLE
     assert 'is not "all"' in rails.call("STATUS", rails="some")["msg"]
+
+
+def test_add_killed_at_every_step_leaves_no_file_after_del(rails: PodWithRails) -> None:
+    for step in range(1, 1000):
+        killed = killed_at(step, lambda: rails.call("ADD", ipam=IPAM))
+        assert rails.call("DEL", ipam=IPAM) == {}
+        left = [path for path in rails.paths.state.rglob("*") if "net1" in path.name]
+        assert (step, left, rails.reserved()) == (step, [], {})
+        if not killed:
+            assert step > 30
+            return
+    raise AssertionError("there are more changes than are enough")
