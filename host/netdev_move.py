@@ -21,6 +21,7 @@ from host.netlink.sockets import Rtnetlink
 
 ALIAS_PREFIX = "podfabric:"
 TEMPORARY_PREFIX = "pf"
+_INDEXES = 0x70000000  # of interfaces made in pods; the kernel counts from 1
 MODES = links.FLAGS["promisc"] | links.FLAGS["allmulti"]
 _FLAGS = sum(links.FLAGS.values())
 
@@ -48,6 +49,23 @@ class Mark(msgspec.Struct, frozen=True):
     def temporary_name(self) -> str:
         """A name on the host that is unique to the attachment: 15 bytes."""
         return TEMPORARY_PREFIX + self.key[:13]
+
+    @property
+    def index(self) -> int:
+        """The index of an interface made in the pod. 24 bits are of the key.
+
+        If the kernel chose the index of the parent, IFLA_LINK would be missing (nla_put_iflink).
+        """
+        return _INDEXES | int(self.key[:6], 16)
+
+    def is_on_new(self, link: Link) -> bool:
+        """Whether an interface without an alias has the index or the temporary name."""
+        return not link.alias and (link.index == self.index or link.name == self.temporary_name)
+
+
+def is_unfinished(link: Link) -> bool:
+    """Whether an interface without an alias has the index of a mark."""
+    return not link.alias and link.index & ~0xFFFFFF == _INDEXES
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Makes, configures, recognises, compares and removes the child interface.
 
-A name does not identify a child, so each child has a mark. Before the move, the mark is a temporary
-name. After the move, the mark is an alias. Both marks are made of the attachment's key.
+A name does not identify a child, so each child has a mark. The kernel makes a child with an index,
+but not with an alias. So the mark of a new child is its index, and later an alias. Both marks are
+made of the attachment's key.
 
 When a namespace ends, the kernel does not delete an IPoIB child in it. Later the kernel moves the
 child to the initial namespace (ipoib_link_ops.netns_refund). There the child is down and may have
@@ -31,7 +32,6 @@ from host.netlink.links import Link
 from host.netlink.sockets import Rtnetlink
 
 ALIAS_PREFIX = netdev_move.ALIAS_PREFIX
-TEMPORARY_PREFIX = netdev_move.TEMPORARY_PREFIX
 LINK_LOCAL = bytes.fromhex("fe80000000000000")  # fe80::/64
 RETURN_TIME = 3.0  # seconds; the kernel tears namespaces down in the background, within 2 s
 
@@ -77,16 +77,24 @@ def record_of_adopted(link: Link) -> ChildRecord:
     )
 
 
-def make(host: Rtnetlink, attachment: Attachment, plan: ChildPlan) -> Link:
-    """Make the child on the host, with the MTU of the plan. The child stays down."""
-    name = Mark(attachment.key).temporary_name
+def make(
+    host: Rtnetlink,
+    pod: Rtnetlink,
+    namespace: NetworkNamespace,
+    attachment: Attachment,
+    plan: ChildPlan,
+) -> Link:
+    """Make the child in the pod, with the MTU of the plan. The child stays down."""
+    mark, name = Mark(attachment.key), attachment.ifname
+    # The kernel refuses a name that the host has (rtnl_newlink, net/core/rtnetlink.c).
+    first = mark.temporary_name if links.has_name(host, name) else name
     child = link_changes.make_ipoib_child(
-        host, name, plan.parent, plan.pkey, plan.mode, plan.umcast
+        *(host, pod, namespace, first, mark.index),
+        *(plan.parent, plan.pkey, plan.mode, plan.umcast),
     )
     # A child starts with the port's maximum, not with its parent's MTU.
-    if child.mtu != plan.mtu:
-        link_changes.set_mtu(host, child, plan.mtu)
-    return child
+    link_changes.finish(pod, child, name, mark.alias, plan.mtu)
+    return msgspec.structs.replace(child, name=name, alias=mark.alias, mtu=plan.mtu)
 
 
 def configure(
@@ -131,7 +139,8 @@ def is_ours(link: Link, attachment: Attachment, mac: str = "") -> bool:
     A pod can overwrite the mark. Pass `mac` only for an interface that was in the attachment's
     namespace.
     """
-    marked = link.alias == Mark(attachment.key).alias
+    mark = Mark(attachment.key)
+    marked = link.alias == mark.alias or mark.is_on_new(link)
     remarked = mac != "" and link.mac == mac and not _has_mark(link)
     return link.kind == "ipoib" and link.parent != 0 and (marked or remarked)
 
@@ -144,7 +153,7 @@ def unmarked(route: Rtnetlink, mac: str, name: str = "") -> Link | None:
 
 
 def _has_mark(link: Link) -> bool:
-    return link.alias.startswith(ALIAS_PREFIX) or link.name.startswith(TEMPORARY_PREFIX)
+    return link.alias.startswith(ALIAS_PREFIX) or netdev_move.is_unfinished(link)
 
 
 def remove(
@@ -155,12 +164,9 @@ def remove(
     On the host, `mac` (see `is_ours`) identifies only an interface that is down.
     """
     removed = False
-    temporary_name = Mark(attachment.key).temporary_name
     for link in links.every(route, "ipoib"):
         own_mac = "" if on_host and link.up else mac
-        # An administrator may use the temporary name, so only a child without an alias counts.
-        unmoved = link.name == temporary_name and link.parent != 0 and not link.alias
-        if unmoved or is_ours(link, attachment, own_mac):
+        if is_ours(link, attachment, own_mac):
             link_changes.delete(route, link)
             removed = True
     return removed
@@ -168,8 +174,7 @@ def remove(
 
 def returned(host: Rtnetlink) -> list[Link]:
     """The marked children that came back to the host."""
-    found = links.every(host, "ipoib")
-    return [link for link in found if link.alias.startswith(ALIAS_PREFIX) and link.parent]
+    return [link for link in links.every(host, "ipoib") if link.parent and _has_mark(link)]
 
 
 def check(journal: Journal, attachment: Attachment, request: Request) -> None:

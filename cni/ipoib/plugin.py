@@ -27,10 +27,8 @@ from cni.spec.errors import CNIError, Code
 from cni.spec.request import Request
 from cni.spec.result import Result
 from deviceplugin.pod_devices import PodHoldings
-from host import netdev_move
 from host.errors import HostError, NamespaceGone
 from host.namespaces import NetworkNamespace
-from host.netdev_move import Mark
 from host.netlink import link_changes, links
 from host.netlink.interface_addresses import add_routes
 from host.netlink.links import Link
@@ -65,18 +63,16 @@ class IPoIB(RailPlugin):
                 answer = ipam.add(record.segment, plan.allowance)
             for route in (host, pod):
                 undo.register("the child", partial(child.remove, route, attachment))
-            made = child.make(host, attachment, plan)
-            mark = Mark(attachment.key)
-            moved = netdev_move.move_in(host, pod, namespace, made, request.ifname, mark)
+            made = child.make(host, pod, namespace, attachment, plan)
             cidrs = answer.cidrs
             if ipam is not None and ipam.unprobed:
-                up = child.configure(pod, namespace, moved, cidrs, wanted, set_addresses=False)
+                up = child.configure(pod, namespace, made, cidrs, wanted, set_addresses=False)
                 up = self._wait_for_carrier(sandbox, up, plan)
                 answer = probing.probed(answer, ipam, pod, namespace, up)
                 cidrs = answer.cidrs
-            moved = child.configure(pod, namespace, moved, cidrs, wanted)
-            add_routes(pod, moved, results.hops(answer))
-            ready = self._wait_for_carrier(sandbox, moved, plan)
+            made = child.configure(pod, namespace, made, cidrs, wanted)
+            add_routes(pod, made, results.hops(answer))
+            ready = self._wait_for_carrier(sandbox, made, plan)
             probing.announce_addresses(namespace, ready, cidrs)
             sandbox.require_still_there()
             interface = results.interface_of(
@@ -150,14 +146,10 @@ class IPoIB(RailPlugin):
         with netlink() as host:
             returned = child.returned(host)
             entries = self.journal.entries() if returned else ()
-            awaited = {
-                Mark(entry.attachment.key).alias
-                for entry in entries
-                if isinstance(entry, JournalEntry)
-            }
+            awaited = [entry.attachment for entry in entries if isinstance(entry, JournalEntry)]
             for link in returned:
                 with suppress(HostError):  # the next sweep tries again
-                    if link.alias not in awaited:
+                    if not any(child.is_ours(link, attachment) for attachment in awaited):
                         link_changes.delete(host, link)
                         removed.append(link.name)
         return removed

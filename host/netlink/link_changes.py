@@ -24,9 +24,21 @@ IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
 
 
 def make_ipoib_child(
-    route: Rtnetlink, name: str, parent: Link, pkey: int, mode: str, umcast: bool
+    host: Rtnetlink,
+    pod: Rtnetlink,
+    namespace: NetworkNamespace,
+    name: str,
+    index: int,
+    parent: Link,
+    pkey: int,
+    mode: str,
+    umcast: bool,
 ) -> Link:
-    """Create a child of an IPoIB parent (drivers/infiniband/ulp/ipoib/ipoib_netlink.c)."""
+    """Create a child of an IPoIB parent of the host in the pod.
+
+    This skips two RCU waits of a move and a rename (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
+    Neither namespace may have the name or the index (rtnl_newlink).
+    """
     settings = [
         ("IFLA_IPOIB_PKEY", pkey),
         ("IFLA_IPOIB_MODE", mode),
@@ -38,15 +50,17 @@ def make_ipoib_child(
         [
             ("IFLA_IFNAME", name),
             ("IFLA_LINK", parent.index),
+            ("IFLA_NET_NS_FD", namespace.descriptor),
             ("IFLA_LINKINFO", {"attrs": info}),
         ],
+        index=index,
     )
     what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
-    route.change(ChangeRequest(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
-    child = links.require(route, name)
+    host.change(ChangeRequest(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
+    child = links.require(pod, name)
     made = (child.pkey, child.mode, child.umcast)
     if made != (pkey, mode, umcast):
-        delete(route, child)
+        delete(pod, child)
         raise HostError(
             f'the kernel made the IPoIB child of "{parent.name}" with P_Key '
             f"{child.pkey or 0:#06x}, mode {child.mode} and umcast {child.umcast}, but P_Key "
@@ -89,6 +103,18 @@ def move(
         change=IFF_UP if up else 0,
     )
     route.change(request)
+
+
+def finish(pod: Rtnetlink, link: Link, name: str, alias: str, mtu: int) -> None:
+    """Give a new interface its MTU, its name and its alias, in this order (do_setlink)."""
+    request = _set(
+        link,
+        f'setting mtu {mtu}, name "{name}" and the alias of "{link.name}"',
+        *([("IFLA_MTU", mtu)] if mtu != link.mtu else []),
+        *([("IFLA_IFNAME", name)] if name != link.name else []),
+        ("IFLA_IFALIAS", alias[: IFALIASZ - 1]),
+    )
+    pod.change(request)
 
 
 def rename(route: Rtnetlink, link: Link, name: str) -> None:

@@ -22,6 +22,7 @@ from cni.spec.dispatch import answer
 from cni.spec.errors import Code
 from cni.spec.plugin import Plugin
 from cni.sriov.plugin import Sriov
+from host import netdev_move
 from host.errors import NamespaceGone
 from host.namespaces import NetworkNamespace
 from host.netlink import links
@@ -176,7 +177,7 @@ class Node:
                 f"interface {link.name}"
                 for link in links.every(host)
                 if link.alias.startswith(child.ALIAS_PREFIX)
-                or (link.parent and link.name.startswith(child.TEMPORARY_PREFIX))
+                or (link.parent and netdev_move.is_unfinished(link))
             ]
         attachments = self.paths.attachments
         journal = [

@@ -98,8 +98,8 @@ def test_no_carrier_can_be_accepted(node: Node, pods: list[str]) -> None:
     assert node.leftovers() == []
 
 
-def test_move_that_the_kernel_refuses_halfway_leaves_nothing(node: Node, pods: list[str]) -> None:
-    """`net%` passes the specification's rule; the kernel answers EINVAL after the move."""
+def test_name_that_the_kernel_refuses_leaves_nothing(node: Node, pods: list[str]) -> None:
+    """`net%` passes the specification's rule; the kernel answers EINVAL."""
     node.refused("c1", pods[0], ifname="net%", ipam=ipam("10.9.0.0/24"))
     assert link_names(pods[0]) == {"lo"}
 

@@ -123,6 +123,22 @@ def test_add_killed_then_added_again(case: Case, plugin: Node, pods: list[str]) 
     _at_each(range(1, MORE_THAN_ENOUGH, 4), attempt)
 
 
+@pytest.mark.parametrize("case", ["ipoib"], indirect=True, scope="module")
+def test_add_killed_in_a_pod_that_ends(case: Case, plugin: Node) -> None:
+    """The kernel gives the child back to the host, with or without its alias."""
+    before = case.state()
+
+    def attempt(step: int) -> bool:
+        with pod("shortlived") as netns:
+            killed = killed_at(step, partial(plugin.call, "ADD", "c1", netns, **case.config))
+        plugin.delete("c1", netns, **case.config)
+        assert (step, plugin.leftovers()) == (step, [])
+        assert (step, case.state()) == (step, before)
+        return killed
+
+    _at_each(range(1, MORE_THAN_ENOUGH, 2), attempt)
+
+
 @VFS
 def test_add_killed_then_the_device_goes_to_another_pod(
     case: Case, plugin: Node, pods: list[str]

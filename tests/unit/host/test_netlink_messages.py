@@ -10,6 +10,7 @@ import sys
 import pytest
 from pyroute2.netlink.rtnl import RTM_NEWLINK
 
+from host.namespaces import NetworkNamespace
 from host.netlink import link_changes, links, vfs
 from host.netlink.links import Link
 from host.netlink.sockets import HEADER, ChangeRequest
@@ -65,7 +66,9 @@ def test_ipoib_child_is_made_and_read(kernel: Kernel) -> None:
     named = attr(3, b"c\0")  # IFLA_IFNAME
     kernel.answers(refusal(0))
     kernel.answers(message(RTM_NEWLINK, bytes.fromhex(IFINFOMSG) + named + info, 2))
-    child = link_changes.make_ipoib_child(kernel.route, "c", PF, 0x8001, "connected", False)
+    route, netns = kernel.route, NetworkNamespace(9, "/run/netns/pod")
+    of_parent = PF, 0x8001, "connected", False
+    child = link_changes.make_ipoib_child(route, route, netns, "c", 0x70ABCDEF, *of_parent)
     assert (child.kind, child.pkey, child.mode, child.umcast) == (
         "ipoib",
         0x8001,
@@ -73,7 +76,18 @@ def test_ipoib_child_is_made_and_read(kernel: Kernel) -> None:
         False,
     )
     request, _ = kernel.requests
-    assert request[16:] == bytes(16) + named + attr(5, struct.pack("=I", 7)) + info  # IFLA_LINK
+    numbers = {5: 7, 28: 9}  # IFLA_LINK, IFLA_NET_NS_FD
+    made = b"".join(attr(kind, struct.pack("=I", number)) for kind, number in numbers.items())
+    header = struct.pack("=BxHiII", 0, 0, 0x70ABCDEF, 0, 0)  # struct ifinfomsg
+    assert request[16:] == header + named + made + info
+
+
+def test_new_child_gets_its_name_and_alias_last(kernel: Kernel) -> None:
+    kernel.answers(refusal(0))
+    link_changes.finish(kernel.route, LINK, "net1", "podfabric:00", 2044)
+    mtu = attr(4, struct.pack("=I", 2044))  # IFLA_MTU; then IFLA_IFNAME, IFLA_IFALIAS
+    texts = attr(3, b"net1\0") + attr(20, b"podfabric:00\0")
+    assert kernel.requests[0].endswith(mtu + texts)
 
 
 def test_link_local_address_is_not_generated() -> None:
