@@ -22,8 +22,12 @@ from typing import Any
 DPKG = Path("/var/lib/dpkg")
 SBOM = Path("usr/share/podfabric/sbom.cdx.json")
 LIBRARIES = ("libstdc++6",)  # wheels link it (PEP 600), and no package depends on it
-# Needed only while a package is installed, or by an interactive shell.
-NOT_NEEDED = {"debconf", "dpkg", "install-info", "readline-common", "tar", "media-types"}
+TRANSFER = "ib_write_bw"  # the program of perftest that `podfabric check` starts
+# Needed only while a package is installed, by an interactive shell, or for names of PCI devices.
+NOT_NEEDED = {
+    *("adduser", "debconf", "dpkg", "install-info", "media-types", "pci.ids"),
+    *("readline-common", "tar"),
+}
 NO_FILES = ("/usr/share/man", "/usr/share/lintian", "/usr/share/locale", "/usr/share/bug")
 DOCUMENTS = Path("/usr/share/doc")
 
@@ -42,7 +46,7 @@ def main() -> None:
     """Assemble ROOT."""
     root, environment = Path(sys.argv[1]), Path(sys.argv[2])
     interpreter = (environment / "bin/python3").resolve()
-    packages = needed((interpreter.name, *LIBRARIES), installed())
+    packages = needed((interpreter.name, "perftest", *LIBRARIES), installed())
     leave_out_of_client(site_packages(environment))
     for registry in (site_packages(environment) / "netaddr/eui").glob("*.txt"):
         registry.unlink()  # vendors of MACs: 8 MB that no code reads
@@ -138,7 +142,7 @@ def wanted(source: Path) -> bool:
     """Whether a file is needed: tools next to the interpreter are not; of documents, only
     licenses."""
     if source.parent == Path("/usr/bin"):
-        return source.name.startswith("python")
+        return source.name.startswith("python") or source.name == TRANSFER
     if DOCUMENTS in source.parents and not source.is_dir():
         return source.name == "copyright"
     return True

@@ -211,6 +211,16 @@ def test_the_client_of_the_api_server_is_whole(rootfs: Path) -> None:
     assert "no API server in this pod" in done.stderr
 
 
+def test_a_transfer_over_verbs_finds_its_libraries_and_drivers(rootfs: Path) -> None:
+    """ib_write_bw is what `podfabric check` starts."""
+    command = ["chroot", "--userspec=65532", rootfs, "ib_write_bw", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Version" in done.stdout, done.stderr
+    for driver in ("mlx5", "rxe"):
+        assert (rootfs / f"etc/libibverbs.d/{driver}.driver").read_text() == f"driver {driver}\n"
+        assert list(rootfs.glob(f"usr/lib/*/libibverbs/lib{driver}-rdmav*.so"))
+
+
 def test_init_container_installs_this_machines_launchers(rootfs: Path, tmp_path: Path) -> None:
     pod, _ = _pod()
     (install,) = pod["initContainers"]
