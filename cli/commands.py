@@ -46,6 +46,10 @@ COMMANDS = {
     "explain": Command(
         "the devices and interfaces of a pod, or what differs in a job", "cli.show.explain"
     ),
+    "check": Command(
+        "test the fabric between nodes with pods, and that partitions are separate",
+        "cli.fabric_check.command",
+    ),
     "policy": Command(
         "which definitions the rules of a policy allow, before a pod uses them", "cli.policy"
     ),
@@ -71,6 +75,7 @@ EXAMPLES = {
     "devices": "podfabric devices --output json",
     "top": "podfabric top --interval 5 --watch",
     "explain": "podfabric explain ml/worker-0",
+    "check": "podfabric check --network ml/fabric --resource rdma/hca",
     "policy": "podfabric policy check policies.yaml definition.yaml",
     "controller": "podfabric controller --namespace podfabric",
 }

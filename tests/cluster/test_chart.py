@@ -1,5 +1,6 @@
 """deploy/chart and deploy/kustomize: the output of Helm and kustomize. No cluster is needed."""
 
+import argparse
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from agent import settings
+from cli.fabric_check.command import add_arguments
 from cli.setup.executables import EVERY, PLUGINS
 from gpu.gpu_pool import GpuLimitSettings
 from ipam import store_choice
@@ -104,6 +106,31 @@ def _refused(*values: str) -> str:
 def test_helm_lint_is_clean() -> None:
     said = manifests.helm("lint", "--strict", str(CHART), *manifests.IMAGE)
     assert "WARNING" not in said and "ERROR" not in said
+
+
+def test_helm_test_checks_the_network_with_few_rights() -> None:
+    values = "check.network=ml/fabric,check.isolatedFrom=ops/other"
+    objects = _objects("--set", values, "-s", "templates/check.yaml")
+    assert {one["metadata"]["annotations"]["helm.sh/hook"] for one in objects.values()} == {"test"}
+    pod = objects["Pod", "podfabric-check"]["spec"]
+    (container,) = pod["containers"]
+    words = [word for word in container["args"] if not word.startswith("--image=")]
+    parsed = _parsed(*words)
+    assert (parsed.network, parsed.isolated_from) == ("ml/fabric", "ops/other")
+    assert parsed.timeout < 300  # helm's
+    role = objects["Role", "podfabric-check"]
+    assert role["metadata"]["namespace"] == "ml"
+    assert [rule["resources"] for rule in role["rules"]] == [["pods"], ["configmaps"]]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert "podfabric-check" not in manifests.template()
+    assert "/check/network" in _refused('check.network="fabric"')
+
+
+def _parsed(command: str, *words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert command == "check"
+    return parser.parse_args(words)
 
 
 def test_addresses_per_node_need_no_right() -> None:

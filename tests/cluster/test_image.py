@@ -213,7 +213,7 @@ def test_the_client_of_the_api_server_is_whole(rootfs: Path) -> None:
 
 def test_a_transfer_over_verbs_finds_its_libraries_and_drivers(rootfs: Path) -> None:
     """ib_write_bw is what `podfabric check` starts."""
-    command = ["chroot", "--userspec=65532", rootfs, "ib_write_bw", "--version"]
+    command = ["chroot", "--userspec=65532", str(rootfs), "ib_write_bw", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Version" in done.stdout, done.stderr
     for driver in ("mlx5", "rxe"):

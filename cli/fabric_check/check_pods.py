@@ -1,0 +1,233 @@
+"""Runs the pods of `podfabric check` with the rights of an administrator's kubeconfig.
+
+The container of each pod needs a ConfigMap with its orders. The kubelet makes the sandbox with its
+interfaces before it reads the ConfigMap, and starts the container when the ConfigMap exists. So the
+orders have the addresses that the pods got, a pod needs only one HCA, and nobody connects to a pod
+from outside. A pod ends with its report as termination message, which is in the pod's status. The
+other ways need more: pods/proxy a way from the API server to pods, a service account a token.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from base.text import line
+from cli.fabric_check.ring import VARIABLE, Orders, PodReport, Rail
+from kube.client import ClusterApi
+from kube.resources import ApiError, Conflict, Meta, NotFound, Resource
+from node import job_pods
+
+RUN_LABEL = "fabric.podfabric.io/check"
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+STATUS = "k8s.v1.cni.cncf.io/network-status"
+KEY = "orders"
+POLL = 2.0  # seconds
+AFTER = 60  # seconds: how long a pod may outlive its run
+_ATTEMPTS = 5
+
+
+class CheckMeta(Meta, frozen=True, kw_only=True, rename="camel"):
+    deletion_timestamp: str = ""
+
+
+class CheckPod(Resource, frozen=True, kw_only=True):
+    """A pod. podfabric reads few parts of `spec` and `status`."""
+
+    API = "v1"
+    KIND = "Pod"
+    PLURAL = "pods"
+
+    metadata: CheckMeta
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+    status: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status.get("phase") in ("Succeeded", "Failed")
+
+    @property
+    def states(self) -> list[dict[str, str]]:
+        """The states of containers that wait or have ended."""
+        states = (each.get("state") or {} for each in self.status.get("containerStatuses") or ())
+        return [it for of in states for it in (of.get("waiting"), of.get("terminated")) if it]
+
+    @property
+    def report(self) -> PodReport | None:
+        """The report, which is foreign text; `None` if the pod has not written one."""
+        for each in self.states:
+            with suppress(msgspec.MsgspecError):
+                return msgspec.json.decode(each.get("message", ""), type=PodReport)
+        return None
+
+
+class OrdersMap(Resource, frozen=True, kw_only=True):
+    API = "v1"
+    KIND = "ConfigMap"
+    PLURAL = "configmaps"
+
+    metadata: Meta
+    data: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _PodNetwork(msgspec.Struct, frozen=True):
+    name: str = ""
+    interface: str = ""
+    ips: tuple[str, ...] = ()
+    mac: str = ""
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """The pods of a run. `seconds` is the longest time of the run."""
+
+    namespace: str
+    image: str
+    resource: str
+    seconds: float
+
+
+class PodsOfRun:
+    """The pods of one run. All calls may raise ApiError."""
+
+    def __init__(self, api: ClusterApi, run: str, wish: Wish) -> None:
+        self._api = api
+        self._run = run
+        self._wish = wish
+
+    def create(self, name: str, node: str, network: str) -> None:
+        namespace, _, definition = network.partition("/")
+        selected = [{"name": definition, "namespace": namespace}]
+        meta = CheckMeta(
+            name=name,
+            namespace=self._wish.namespace,
+            labels={RUN_LABEL: self._run},
+            annotations={NETWORKS: msgspec.json.encode(selected).decode()},
+        )
+        self._api.create(CheckPod(metadata=meta, spec=_spec(name, node, self._wish)))
+
+    def read(self) -> dict[str, CheckPod]:
+        """The pods by name."""
+        labels = f"{RUN_LABEL}={self._run}"
+        items = self._api.list(CheckPod, namespace=self._wish.namespace, labels=labels).items
+        return {pod.metadata.name: pod for pod in items}
+
+    def wait(self, is_done: Callable[[CheckPod], bool], until: float) -> dict[str, CheckPod]:
+        """Wait until each pod is done or has ended, or until this time (monotonic)."""
+        while True:
+            pods = self.read()
+            left = until - time.monotonic()
+            if left <= 0 or all(is_done(pod) or pod.has_ended for pod in pods.values()):
+                return pods
+            time.sleep(min(POLL, left))
+
+    def order(self, pod: CheckPod, orders: Orders) -> None:
+        """Let the pod start. Its orders go with the pod."""
+        of = pod.metadata
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": of.name, "uid": of.uid}
+        meta = Meta(name=of.name, namespace=of.namespace, owner_references=(owner,))
+        text = msgspec.json.encode(orders).decode()
+        self._api.create(OrdersMap(metadata=meta, data={KEY: text}))
+
+    def reasons(self, pods: Sequence[CheckPod]) -> dict[str, str]:
+        """Why these pods did not start or write a report, by pod; foreign text."""
+        refused: dict[str, str] = {}
+        if pods:
+            with suppress(ApiError):  # the reader may have no right to list FabricNodes
+                labels = f"{RUN_LABEL}={self._run}"
+                _, found = job_pods.of_job(self._api, self._wish.namespace, labels)
+                for each in job_pods.fabric(self._api, found):
+                    if ": ADD of " in each.unknown:
+                        refused[each.pod.rpartition("/")[2]] = each.unknown
+        return {
+            pod.metadata.name: line(refused.get(pod.metadata.name) or _reason(pod)) for pod in pods
+        }
+
+    def remove(self) -> list[str]:
+        """Delete the pods. Returns the names of pods that could not be deleted."""
+        left: list[str] = []
+        for _ in range(_ATTEMPTS):
+            try:
+                pods = [p for p in self.read().values() if not p.metadata.deletion_timestamp]
+                left = [pod.metadata.name for pod in pods]
+                if not left:
+                    return []
+                for pod in pods:
+                    _delete(self._api, pod)
+            except ApiError:
+                time.sleep(POLL)
+            time.sleep(POLL / 4)
+        return left
+
+
+def rails(pod: CheckPod, network: str) -> tuple[Rail, ...]:
+    """The interfaces that a living pod got on the network, from the annotation of Multus."""
+    text = pod.metadata.annotations.get(STATUS, "[]") if not pod.has_ended else "[]"
+    try:
+        found = msgspec.json.decode(text, type=tuple[_PodNetwork, ...])
+    except msgspec.MsgspecError:
+        return ()
+    on = [each for each in found if each.name == network and each.ips and each.interface]
+    return tuple(Rail(each.interface, each.ips[0], each.mac) for each in on)
+
+
+def remove_leftovers(api: ClusterApi, namespace: str, now: datetime) -> None:
+    """Delete pods of dead runs: pods that are older than a pod may be. Raises ApiError."""
+    for pod in api.list(CheckPod, namespace=namespace, labels=RUN_LABEL).items:
+        created = datetime.fromisoformat(pod.metadata.creation_timestamp).astimezone(UTC)
+        longest = int(pod.spec.get("activeDeadlineSeconds", 0)) + AFTER
+        is_old = (now - created).total_seconds() > longest
+        if is_old and not pod.metadata.deletion_timestamp:
+            _delete(api, pod)
+
+
+def _delete(api: ClusterApi, pod: CheckPod) -> None:
+    with suppress(NotFound, Conflict):  # a changed pod is deleted at the next attempt
+        api.delete(pod)
+
+
+def _reason(pod: CheckPod) -> str:
+    conditions = pod.status.get("conditions") or ()
+    said = [pod.status, *(it for it in conditions if it["type"] == "PodScheduled"), *pod.states]
+    texts = (each.get(name) for each in said for name in ("reason", "message"))
+    return ": ".join(filter(None, texts)) or f"the pod is {pod.status.get('phase', 'Pending')}"
+
+
+_RESTRICTED: Mapping[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+def _spec(name: str, node: str, wish: Wish) -> dict[str, Any]:
+    """The spec of a pod with no more rights than each pod has (Pod Security: restricted)."""
+    limits = {"cpu": "1", "memory": "256Mi"} | ({wish.resource: "1"} if wish.resource else {})
+    variable = {"configMapKeyRef": {"name": name, "key": KEY}}
+    container = {
+        "name": "check",
+        "image": wish.image,
+        "args": ["check", "--serve"],
+        "env": [{"name": VARIABLE, "valueFrom": variable}],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": limits},
+        "securityContext": _RESTRICTED,
+    }
+    # By the scheduler, as for a DaemonSet, so that no pod of a job loses its HCA meanwhile.
+    here = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    terms = {"nodeSelectorTerms": [{"matchFields": here}]}
+    return {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": int(wish.seconds) + AFTER,
+        "terminationGracePeriodSeconds": 2,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+        "tolerations": [{"operator": "Exists"}],
+        "securityContext": {
+            "runAsNonRoot": True,  # the image has a user; OpenShift chooses another user
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+    }
