@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from deviceplugin.allocate.memlock import HOOK
 from tests.cluster.cluster import PATIENCE, Cluster, Namespace, pod
 from tests.cluster.installation import HCA
+from tests.cluster.node import CNI_BIN
 from tests.waiting import until
 
 LIMIT = re.compile(r"^Max locked memory +(\S+) +(\S+)", re.MULTILINE)
@@ -31,6 +33,23 @@ def _restart(namespace: Namespace, name: str, count: int) -> None:
     namespace.running(name)
 
 
+def _await_shown(cluster: Cluster, namespace: Namespace, names: set[str]) -> None:
+    """Wait until the FabricNode shows the raised limit of just these pods."""
+    kind = cluster.objects.resources.get(
+        api_version="fabric.podfabric.io/v1alpha1", kind="FabricNode"
+    )
+
+    def shown() -> bool:
+        rows = kind.get(name=cluster.node.name).to_dict()["status"].get("lockedMemory", ())
+        found = {row["pod"]: (row["limit"], row.get("wanted")) for row in rows}
+        own = {pod for pod in found if pod.startswith(f"{namespace.name}/")}
+        return {pod: found[pod] for pod in own} == {
+            f"{namespace.name}/{name}": ("unlimited", None) for name in names
+        }
+
+    until(shown, PATIENCE, "the limits in the FabricNode", pause=1)
+
+
 @pytest.mark.long
 def test_containers_with_an_hca_may_lock_all_memory_in_each_of_their_starts(
     cluster: Cluster, namespace: Namespace
@@ -51,6 +70,7 @@ def test_containers_with_an_hca_may_lock_all_memory_in_each_of_their_starts(
     namespace.running(*names)
     wanted = {"root": RAISED, "anybody": RAISED, "without": of_runtime.groups()}
     assert {name: _own(namespace, name) for name in names} == wanted
+    _await_shown(cluster, namespace, {"root", "anybody"})
     for count in (1, 2):
         for name in names:
             _restart(namespace, name, count)
@@ -62,3 +82,27 @@ def test_containers_with_an_hca_may_lock_all_memory_in_each_of_their_starts(
             for name in names:
                 namespace.await_commands(name)
             assert {name: _own(namespace, name) for name in names} == wanted
+
+
+@pytest.mark.long
+def test_a_killed_hook_is_told_and_the_next_start_has_the_limit(
+    cluster: Cluster, namespace: Namespace
+) -> None:
+    hook, real = CNI_BIN / HOOK, CNI_BIN / f"{HOOK}.real"
+    cluster.node.run(f"mv {hook} {real} && printf '#!/bin/sh\nkill -9 $$\n' > {hook}")
+    cluster.node.run(f"chmod 755 {hook}")
+    try:
+        namespace.pod("one", devices={HCA: 1})
+        until(
+            lambda: any("hook" in each and "killed" in each for each in namespace.events("one")),
+            PATIENCE,
+            "the event about the hook",
+            pause=0.5,
+        )
+        namespace.pod("without")
+        namespace.running("without")
+    finally:
+        cluster.node.run(f"mv {real} {hook}")
+    namespace.running("one")
+    assert _own(namespace, "one") == RAISED
+    assert _own(namespace, "without") != RAISED
