@@ -194,8 +194,8 @@ class RailPlugin(InterfacePlugin):
         calls = _calls(request)
         numbers = _numbers(hcas, len(calls)) if _has_own_addresses(request) else [0] * len(hcas)
         return [
-            _named(_with_keys(calls[number], {"deviceID": held.device.id}), name)
-            for name, number, held in zip(names, numbers, hcas, strict=True)
+            _named(_configured(call, {**call.config.keys, "deviceID": held.device.id}), name)
+            for name, call, held in zip(names, map(calls.__getitem__, numbers), hcas, strict=True)
         ]
 
     def _remove_rail(self, rail: Attachment, request: Request) -> None:
@@ -245,7 +245,7 @@ def _calls(request: Request) -> list[Request]:
     Raises CNIError 7.
     """
     keys = {key: value for key, value in request.config.keys.items() if key != "prevResult"}
-    calls = [_with_keys(request, of_rail, all_of_it=True) for of_rail in rail_keys.each(keys)]
+    calls = [_configured(request, of_rail) for of_rail in rail_keys.each(keys)]
     if not calls:
         raise invalid_config('"ipam.rails" is empty: add an entry for each rail')
     return [replace(call, rail_of=request.ifname) for call in calls]
@@ -259,9 +259,8 @@ def _of_first(request: Request) -> Request:
     return request
 
 
-def _with_keys(request: Request, keys: Mapping[str, Any], *, all_of_it: bool = False) -> Request:
-    """The call with these keys of the configuration, which IPAM plugins also get."""
-    keys = keys if all_of_it else {**request.config.keys, **keys}
+def _configured(request: Request, keys: Mapping[str, Any]) -> Request:
+    """The call with this configuration, which IPAM plugins also get."""
     return replace(request, config=configs.decode(msgspec.json.encode(keys)))
 
 
@@ -295,5 +294,6 @@ def _check_of(request: Request, entry: JournalEntry, others: set[str]) -> Reques
         if interface.get("sandbox") and interface.get("name") in others
     }
     ips = [ip for ip in previous.get("ips") or () if ip.get("interface") not in elsewhere]
-    added = replace(request, config=configs.decode(entry.config.encode()))
-    return _named(_with_keys(added, {"prevResult": {**previous, "ips": ips}}), entry.ifname)
+    keys = configs.decode(entry.config.encode()).keys
+    shown = {**previous, "ips": ips}
+    return _named(_configured(request, {**keys, "prevResult": shown}), entry.ifname)
