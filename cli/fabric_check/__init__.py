@@ -1,4 +1,4 @@
 """`podfabric check`: pods that test the fabric between nodes, and that partitions are separate.
 
-The command creates the pods (`check_pods`) and prints the `matrix`. Each pod runs `probes`.
+The command creates the pods (`check_pods`) in a `ring`. Each pod runs `probes`.
 """

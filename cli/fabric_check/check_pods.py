@@ -8,15 +8,15 @@ other ways need more: pods/proxy a way from the API server to pods, a service ac
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from base.text import line
-from cli.fabric_check.ring import VARIABLE, Orders, PodReport, Rail
+from cli.fabric_check.ring import VARIABLE, Orders, PodReport, Rail, Rails
 from kube.client import ClusterApi
 from kube.resources import ApiError, Conflict, Meta, NotFound, Resource
 from node import job_pods
@@ -77,41 +77,33 @@ class _PodNetwork(msgspec.Struct, frozen=True):
     name: str = ""
     interface: str = ""
     ips: tuple[str, ...] = ()
-    mac: str = ""
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """The pods of a run. `seconds` is the longest time of the run."""
+class PodsOfRun(msgspec.Struct):
+    """The pods of one run, which may take `seconds`. All calls may raise ApiError."""
 
+    api: ClusterApi
+    run: str
     namespace: str
     image: str
     resource: str
     seconds: float
-
-
-class PodsOfRun:
-    """The pods of one run. All calls may raise ApiError."""
-
-    def __init__(self, api: ClusterApi, run: str, wish: Wish) -> None:
-        self._api = api
-        self._run = run
-        self._wish = wish
 
     def create(self, name: str, node: str, network: str) -> None:
         namespace, _, definition = network.partition("/")
         selected = [{"name": definition, "namespace": namespace}]
         meta = CheckMeta(
             name=name,
-            namespace=self._wish.namespace,
-            labels={RUN_LABEL: self._run},
+            namespace=self.namespace,
+            labels={RUN_LABEL: self.run},
             annotations={NETWORKS: msgspec.json.encode(selected).decode()},
         )
-        self._api.create(CheckPod(metadata=meta, spec=_spec(name, node, self._wish)))
+        self.api.create(CheckPod(metadata=meta, spec=self._spec(name, node)))
 
     def read(self) -> dict[str, CheckPod]:
         """The pods by name."""
-        labels = f"{RUN_LABEL}={self._run}"
-        items = self._api.list(CheckPod, namespace=self._wish.namespace, labels=labels).items
+        labels = f"{RUN_LABEL}={self.run}"
+        items = self.api.list(CheckPod, namespace=self.namespace, labels=labels).items
         return {pod.metadata.name: pod for pod in items}
 
     def wait(self, is_done: Callable[[CheckPod], bool], until: float) -> dict[str, CheckPod]:
@@ -129,57 +121,75 @@ class PodsOfRun:
         owner = {"apiVersion": "v1", "kind": "Pod", "name": of.name, "uid": of.uid}
         meta = Meta(name=of.name, namespace=of.namespace, owner_references=(owner,))
         text = msgspec.json.encode(orders).decode()
-        self._api.create(OrdersMap(metadata=meta, data={KEY: text}))
+        self.api.create(OrdersMap(metadata=meta, data={KEY: text}))
 
     def reasons(self, pods: Sequence[CheckPod]) -> dict[str, str]:
         """Why these pods did not start or write a report, by pod; foreign text."""
         refused: dict[str, str] = {}
-        if pods:
-            with suppress(ApiError):  # the reader may have no right to list FabricNodes
-                labels = f"{RUN_LABEL}={self._run}"
-                _, found = job_pods.of_job(self._api, self._wish.namespace, labels)
-                for each in job_pods.fabric(self._api, found):
-                    if ": ADD of " in each.unknown:
-                        refused[each.pod.rpartition("/")[2]] = each.unknown
+        with suppress(ApiError):  # the reader may have no right to list FabricNodes
+            _, found = job_pods.of_job(self.api, self.namespace, f"{RUN_LABEL}={self.run}")
+            seen = job_pods.fabric(self.api, found) if pods else ()
+            refused = {it.pod: it.unknown for it in seen if ": ADD of " in it.unknown}
+        names = [(pod, f"{self.namespace}/{pod.metadata.name}") for pod in pods]
+        return {pod.metadata.name: line(refused.get(it) or _reason(pod)) for pod, it in names}
+
+    def remove(self) -> bool:
+        """Delete the pods. Returns False if a pod may be left."""
+        for _ in range(_ATTEMPTS):
+            with suppress(ApiError):
+                pods = [it for it in self.read().values() if not it.metadata.deletion_timestamp]
+                if not pods:
+                    return True
+                for pod in pods:
+                    _delete(self.api, pod)
+            time.sleep(POLL / 2)
+        return False
+
+    def _spec(self, name: str, node: str) -> dict[str, Any]:
+        """The spec of a pod with no more rights than each pod has (Pod Security: restricted)."""
+        limits = {"cpu": "1", "memory": "256Mi"} | ({self.resource: "1"} if self.resource else {})
+        variable = {"configMapKeyRef": {"name": name, "key": KEY}}
+        restricted = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+        container = {
+            "name": "check",
+            "image": self.image,
+            "args": ["check", "--serve"],
+            "env": [{"name": VARIABLE, "valueFrom": variable}],
+            "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": limits},
+            "securityContext": restricted | {"capabilities": {"drop": ["ALL"]}},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+        # By the scheduler, as for a DaemonSet, so that no pod of a job loses its HCA meanwhile.
+        here = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+        terms = {"nodeSelectorTerms": [{"matchFields": here}]}
         return {
-            pod.metadata.name: line(refused.get(pod.metadata.name) or _reason(pod)) for pod in pods
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": int(self.seconds) + AFTER,
+            "terminationGracePeriodSeconds": 2,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+            "tolerations": [{"operator": "Exists"}],
+            # The image has a user; OpenShift chooses another user.
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
         }
 
-    def remove(self) -> list[str]:
-        """Delete the pods. Returns the names of pods that could not be deleted."""
-        left: list[str] = []
-        for _ in range(_ATTEMPTS):
-            try:
-                pods = [p for p in self.read().values() if not p.metadata.deletion_timestamp]
-                left = [pod.metadata.name for pod in pods]
-                if not left:
-                    return []
-                for pod in pods:
-                    _delete(self._api, pod)
-            except ApiError:
-                time.sleep(POLL)
-            time.sleep(POLL / 4)
-        return left
 
-
-def rails(pod: CheckPod, network: str) -> tuple[Rail, ...]:
+def rails(pod: CheckPod, network: str) -> Rails:
     """The interfaces that a living pod got on the network, from the annotation of Multus."""
-    text = pod.metadata.annotations.get(STATUS, "[]") if not pod.has_ended else "[]"
-    try:
-        found = msgspec.json.decode(text, type=tuple[_PodNetwork, ...])
-    except msgspec.MsgspecError:
-        return ()
-    on = [each for each in found if each.name == network and each.ips and each.interface]
-    return tuple(Rail(each.interface, each.ips[0], each.mac) for each in on)
+    text = "" if pod.has_ended else pod.metadata.annotations.get(STATUS, "")
+    with suppress(msgspec.MsgspecError):
+        found = msgspec.json.decode(text, type=list[_PodNetwork])
+        return tuple(Rail(it.interface, it.ips[0]) for it in found if it.name == network and it.ips)
+    return ()
 
 
 def remove_leftovers(api: ClusterApi, namespace: str, now: datetime) -> None:
     """Delete pods of dead runs: pods that are older than a pod may be. Raises ApiError."""
     for pod in api.list(CheckPod, namespace=namespace, labels=RUN_LABEL).items:
-        created = datetime.fromisoformat(pod.metadata.creation_timestamp).astimezone(UTC)
-        longest = int(pod.spec.get("activeDeadlineSeconds", 0)) + AFTER
-        is_old = (now - created).total_seconds() > longest
-        if is_old and not pod.metadata.deletion_timestamp:
+        age = now - datetime.fromisoformat(pod.metadata.creation_timestamp)
+        if age.total_seconds() > int(pod.spec.get("activeDeadlineSeconds", 0)) + AFTER:
             _delete(api, pod)
 
 
@@ -193,41 +203,3 @@ def _reason(pod: CheckPod) -> str:
     said = [pod.status, *(it for it in conditions if it["type"] == "PodScheduled"), *pod.states]
     texts = (each.get(name) for each in said for name in ("reason", "message"))
     return ": ".join(filter(None, texts)) or f"the pod is {pod.status.get('phase', 'Pending')}"
-
-
-_RESTRICTED: Mapping[str, Any] = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
-
-
-def _spec(name: str, node: str, wish: Wish) -> dict[str, Any]:
-    """The spec of a pod with no more rights than each pod has (Pod Security: restricted)."""
-    limits = {"cpu": "1", "memory": "256Mi"} | ({wish.resource: "1"} if wish.resource else {})
-    variable = {"configMapKeyRef": {"name": name, "key": KEY}}
-    container = {
-        "name": "check",
-        "image": wish.image,
-        "args": ["check", "--serve"],
-        "env": [{"name": VARIABLE, "valueFrom": variable}],
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": limits},
-        "securityContext": _RESTRICTED,
-    }
-    # By the scheduler, as for a DaemonSet, so that no pod of a job loses its HCA meanwhile.
-    here = [{"key": "metadata.name", "operator": "In", "values": [node]}]
-    terms = {"nodeSelectorTerms": [{"matchFields": here}]}
-    return {
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": int(wish.seconds) + AFTER,
-        "terminationGracePeriodSeconds": 2,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
-        "tolerations": [{"operator": "Exists"}],
-        "securityContext": {
-            "runAsNonRoot": True,  # the image has a user; OpenShift chooses another user
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-    }

@@ -1,32 +1,25 @@
 """`podfabric check`: tests the fabric between nodes with one pod on each node."""
 
 import argparse
-import re
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from cli import output
 from cli.arguments import namespace, seconds
-from cli.fabric_check import check_pods, matrix
-from cli.fabric_check.check_pods import CheckPod, PodsOfRun, Wish, rails
-from cli.fabric_check.matrix import Member
-from cli.fabric_check.ring import MOST_PEERS, Neighbour, Times, orders
+from cli.fabric_check import check_pods, ring
+from cli.fabric_check.check_pods import CheckPod, PodsOfRun, rails
+from cli.fabric_check.ring import FabricTest, Member
 from kube.client import ClusterApi
 from kube.resources import ApiError, Node
 from node.fabric_node import FabricNode
 
 MOST_NODES = 1000
-_MARGIN = 30.0  # seconds: until the kubelet starts a container with orders, and reports its end
-_TESTS = Times().end + _MARGIN
+_TESTS = ring.SECONDS + 30  # until the kubelet starts a container with orders, and reports its end
 LEAST = 40 + _TESTS  # seconds
-_NETWORK = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*")
 _AGENT = "app.kubernetes.io/name=podfabric,app.kubernetes.io/component=agent"
 
 
@@ -35,34 +28,26 @@ class CheckError(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--network", type=_network, metavar="NAMESPACE/DEFINITION")
-    parser.add_argument("--resource", default="", help="one device for each pod: rdma/hca")
-    parser.add_argument(
-        "--isolated-from",
-        type=_network,
-        metavar="NAMESPACE/DEFINITION",
-        help="another network, whose interfaces must not answer",
-    )
-    parser.add_argument(
-        "--nodes", metavar="SELECTOR", help="labels (default: nodes with HCAs, or the resource)"
-    )
-    parser.add_argument("--peers", type=int, choices=range(1, MOST_PEERS + 1), default=2)
-    parser.add_argument(
-        "-n", "--namespace", type=namespace, help="of the pods (default: the definition's)"
-    )
-    parser.add_argument("--image", default="", help="podfabric's (default: that of the agents)")
-    parser.add_argument("--timeout", type=seconds, default=300.0, metavar="SECONDS")
-    parser.add_argument(
-        "--kubeconfig", type=Path, metavar="FILE", help="default: $KUBECONFIG, or the pod's"
-    )
-    parser.add_argument("--pods-per-node", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    add = parser.add_argument
+    form = "NAMESPACE/DEFINITION"
+    add("--network", type=_network, metavar=form)
+    add("--resource", default="", help="one device for each pod: rdma/hca")
+    other = "another network, whose interfaces must not answer"
+    add("--isolated-from", type=_network, metavar=form, help=other)
+    add("--nodes", metavar="SELECTOR", help="labels (default: nodes with HCAs, or the resource)")
+    add("--peers", type=int, choices=range(1, ring.MOST_PEERS + 1), default=2)
+    add("-n", "--namespace", type=namespace, help="of the pods (default: the definition's)")
+    add("--image", default="", help="podfabric's (default: that of the agents)")
+    add("--timeout", type=seconds, default=300.0, metavar="SECONDS")
+    add("--kubeconfig", type=Path, metavar="FILE", help="default: $KUBECONFIG, or the pod's")
+    add("--pods-per-node", type=int, default=1, help=argparse.SUPPRESS)
+    add("--serve", action="store_true", help=argparse.SUPPRESS)
     output.add_option(parser)
     parser.set_defaults(main=run, wrong=parser.error)
 
 
 def _network(text: str) -> str:
-    if not _NETWORK.fullmatch(text):
+    if text.count("/") != 1 or not all(text.split("/")):
         raise argparse.ArgumentTypeError(f"{text!r}: expected namespace/definition")
     return text
 
@@ -80,85 +65,73 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.wrong(f"--timeout: a check takes up to {LEAST:g} seconds")
     from cli.cluster_ipam import connect
 
-    signal.signal(signal.SIGTERM, _terminated)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda number, _: sys.exit(128 + number))
     try:
-        found = _checked(connect(arguments.kubeconfig), arguments)
+        members, tests = _checked(connect(arguments.kubeconfig), arguments)
     except (ApiError, CheckError) as error:
         sys.stderr.write(f"podfabric check: {error}\n")
         return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    failures = [each for each in tests if each.cause]
     if arguments.output == "json":
+        pairs = [each for each in tests if each.target]
+        found = {"ok": not failures, "pods": members, "pairs": pairs, "failures": failures}
         output.document(found)
     else:
-        matrix.show(found)
-    return 0 if found.ok else 1
+        ring.show(members, tests)
+    return 1 if failures else 0
 
 
-def _terminated(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
+Found = tuple[list[Member], list[FabricTest]]
 
 
-def _checked(api: ClusterApi, arguments: argparse.Namespace) -> matrix.FabricVerdict:
+def _checked(api: ClusterApi, arguments: argparse.Namespace) -> Found:
     where = arguments.namespace or arguments.network.partition("/")[0]
-    nodes = _nodes(api, arguments.nodes, arguments.resource)
+    nodes = _nodes(api, arguments.nodes, arguments.resource) * arguments.pods_per_node
     image = arguments.image or _image(api)
     check_pods.remove_leftovers(api, where, datetime.now(UTC))
-    run = secrets.token_hex(4)
-    pods = PodsOfRun(api, run, Wish(where, image, arguments.resource, arguments.timeout))
+    run_id = secrets.token_hex(4)
+    pods = PodsOfRun(api, run_id, where, image, arguments.resource, arguments.timeout)
     try:
-        return _tested(pods, run, nodes, arguments)
+        return _tested(pods, nodes, arguments)
     finally:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
-        if left := pods.remove():
-            sys.stderr.write(
-                f"podfabric check: {len(left)} pods are left: kubectl -n {where} delete pods "
-                f"-l {check_pods.RUN_LABEL}={run}\n"
-            )
+        if not pods.remove():
+            left = f"kubectl -n {where} delete pods -l {check_pods.RUN_LABEL}={run_id}"
+            sys.stderr.write(f"podfabric check: pods are left: {left}\n")
 
 
-def _tested(
-    pods: PodsOfRun, run: str, nodes: list[str], arguments: argparse.Namespace
-) -> matrix.FabricVerdict:
+def _tested(pods: PodsOfRun, nodes: list[str], arguments: argparse.Namespace) -> Found:
     end = time.monotonic() + arguments.timeout
     members: dict[str, Member] = {}
-    networks = list(filter(None, (arguments.network, arguments.isolated_from)))
+    networks = [it for it in (arguments.network, arguments.isolated_from) if it]
     for letter, network in zip("ab", networks, strict=False):
-        for number, (node, shown) in enumerate(_places(nodes, arguments.pods_per_node)):
-            name = f"fabric-check-{run}-{letter}{number}"
-            members[name] = Member(name, shown, network)
+        for number, node in enumerate(nodes):
+            name = f"fabric-check-{pods.run}-{letter}{number}"
+            members[name] = Member(name, node, network)
             pods.create(name, node, network)
     ready = pods.wait(lambda pod: any(rails(pod, each) for each in networks), end - _TESTS)
     rings = [
-        [Neighbour(name, got) for name, pod in ready.items() if (got := rails(pod, network))]
+        {name: got for name, pod in ready.items() if (got := rails(pod, network))}
         for network in networks
     ]
-    given = list(orders(run, rings, arguments.peers, verbs=bool(arguments.resource)))
-    started = {each.pod for each in given}
-    for each in given:
-        pods.order(ready[each.pod], each)
-    reasons = pods.reasons([pod for name, pod in ready.items() if name not in started])
-    done = pods.wait(lambda pod: pod.metadata.name not in started, end)
-    reports = {name: done[name].report for name in started if name in done}
-    reasons |= pods.reasons([done[name] for name, report in reports.items() if report is None])
-    judged = {
-        name: replace(each, why=reasons.get(name, ""), report=reports.get(name))
-        for name, each in members.items()
-    }
-    return matrix.verdict(judged, given)
-
-
-def _places(nodes: list[str], each: int) -> Iterator[tuple[str, str]]:
-    """The nodes of the pods, and the names that the output shows."""
-    for node in nodes:
-        for number in range(each):
-            yield node, node if each == 1 else f"{node}#{number + 1}"
+    verbs = bool(arguments.resource)
+    given = {it.pod: it for it in ring.orders(pods.run, rings, arguments.peers, verbs=verbs)}
+    for name, each in given.items():
+        pods.order(ready[name], each)
+    done = pods.wait(lambda pod: pod.metadata.name not in given, end)
+    reasons = pods.reasons([pod for pod in done.values() if pod.report is None])
+    for name, pod in done.items():
+        members[name].report, members[name].why = pod.report, reasons.get(name, "")
+    return list(members.values()), list(ring.judged(members, given.values()))
 
 
 def _nodes(api: ClusterApi, selector: str | None, resource: str) -> list[str]:
     """Raises CheckError, and ApiError."""
+    what = resource or "an HCA"
     if selector is not None:
+        what = f"labels {selector}"
         names = [each.metadata.name for each in api.list(Node, labels=selector).items]
     else:
         names = [
@@ -168,11 +141,9 @@ def _nodes(api: ClusterApi, selector: str | None, resource: str) -> list[str]:
             if any(it.resource == resource and it.ids for it in each.status.pools)
             or (not resource and each.status.hcas)
         ]
-    if not names:
-        what = f"labels {selector}" if selector is not None else resource or "an HCA"
-        raise CheckError(f"no node has {what}: name other nodes with --nodes")
-    if len(names) > MOST_NODES:
-        raise CheckError(f"{len(names)} nodes, of at most {MOST_NODES}: name some with --nodes")
+    if not 0 < len(names) <= MOST_NODES:
+        number = f"{len(names)} nodes have {what}, not 1 to {MOST_NODES}"
+        raise CheckError(f"{number}: name other nodes with --nodes")
     return sorted(names)
 
 

@@ -2,16 +2,17 @@
 
 All sockets are bound to the tested interface (SO_BINDTODEVICE, without privileges since Linux 5.7).
 So IPv4 asks the interface's own link for an address of any network, and answers leave there, too.
+A pod answers a UDP packet with its name, in a packet of the same size.
 """
 
-import errno
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,32 +20,32 @@ import msgspec
 from base.paths import Paths
 from base.text import printable
 from cli.fabric_check import ring, transfer
-from cli.fabric_check.ring import PORT, FailedTest, Neighbour, Orders, PodReport, Rail, RailFacts
-from host.netlink import neighbours
-from host.netlink.sockets import SO_BINDTODEVICE, NetlinkError
-from host.sysfs import attribute_files
+from cli.fabric_check.ring import Orders, PodReport, Rail, Rails
+from cli.fabric_check.transfer import VerbsPort
+from host.netlink import links
+from host.netlink.sockets import SO_BINDTODEVICE, netlink
 
 TERMINATION_LOG = Path("/dev/termination-log")
+PORT = 18514  # UDP; transfers use the TCP ports above
 _MTU_DISCOVER = {  # linux/in.h, linux/in6.h: the option, and its value *_PMTUDISC_DO
     socket.AF_INET: (socket.IPPROTO_IP, 10, 2),
     socket.AF_INET6: (socket.IPPROTO_IPV6, 23, 2),
 }
 _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # bytes: IP and UDP
-_INFINIBAND = 20  # bytes of a hardware address
 _SMALL = 512  # bytes of a packet that each path carries
-_CONNECT, _ANSWER, _PAUSE = 2.0, 1.0, 0.5  # seconds
+_LARGEST = 65536  # bytes
+_ANSWER, _PAUSE = 1.0, 0.5  # seconds
 _TRIES = 3
-_BYE = b"bye"
+_PATIENCE, _WATCH = 0.5, 0.375  # of a pod's time: other pods start, other networks are called
 
 
 def run() -> int:
     """Follow the orders in the environment. Writes the report for the kubelet, and prints it."""
     orders = msgspec.json.decode(os.environ[ring.VARIABLE], type=Orders)
-    report = ring.encoded(FabricProbe(orders, Paths.from_environ(os.environ)).run())
+    report = msgspec.json.encode(FabricProbe(orders, Paths.from_environ(os.environ)).run())
     if TERMINATION_LOG.exists():
         TERMINATION_LOG.write_bytes(report)
     sys.stdout.write(f"{report.decode()}\n")
-    sys.stdout.flush()
     return 0
 
 
@@ -53,216 +54,152 @@ class FabricProbe:
 
     def __init__(self, orders: Orders, paths: Paths) -> None:
         self._orders = orders
+        self._paths = paths
         self._began = time.monotonic()
-        self._ended = threading.Event()
-        self._byes = threading.Semaphore(0)
-        self._failed: list[FailedTest] = []
-        self._facts = [_facts(paths, rail) for rail in orders.rails]
-        self._ports = [
-            transfer.port_of(paths, rail, number, facts.pkey) if orders.verbs else None
-            for number, (rail, facts) in enumerate(zip(orders.rails, self._facts, strict=True))
-        ]
+        self._own = _name(orders.run, orders.pod)
+        self._done = set[bytes]()  # the pods that have tested this pod
+        self._failed = dict[str, tuple[str, str]]()
+        self._rails = list[tuple[Rail, VerbsPort | None]]()
 
     def run(self) -> PodReport:
-        """Serve and test. Ends when all other pods have ended their tests, or at the end's time."""
+        """Serve and test. Ends when all other pods have ended their tests, or when time is up.
+
+        Raises HostError or OSError if an interface is missing or has another address.
+        """
         orders = self._orders
-        for serve in self._servers():
-            threading.Thread(target=self._serve, args=(serve,), daemon=True).start()
-        self._judge_ports()
-        with ThreadPoolExecutor(1 + len(orders.peers) + len(orders.foreign)) as pool:
-            begun = pool.map(self._test, orders.peers), pool.map(self._watch, orders.foreign)
-            for each in begun:
-                list(each)
-        if orders.foreign:  # whose pods may have started later
-            time.sleep(max(0.0, self._left(orders.times.watch * 1.5)))
-        for _ in range(orders.incoming):
-            self._byes.acquire(timeout=max(0.0, self._left(orders.times.end)))
-        self._ended.set()
-        facts = (
-            msgspec.structs.replace(each, device=port.device if port else "")
-            for each, port in zip(self._facts, self._ports, strict=True)
-        )
-        return PodReport(tuple(facts), tuple(self._failed))
+        for number, rail in enumerate(orders.rails):
+            self._serve(number, rail)
+        with ThreadPoolExecutor(len(orders.peers) + len(orders.rails)) as pool:
+            tasks = [pool.submit(self._test, *it) for it in enumerate(orders.peers.items())]
+            if orders.foreign:
+                tasks += [pool.submit(self._watch, rail) for rail in orders.rails]
+        for task in tasks:
+            task.result()
+        late = _PATIENCE if orders.foreign else 0
+        while self._left() > 0 and (len(self._done) < len(orders.peers) or self._left(late) > 0):
+            time.sleep(_PAUSE)
+        return PodReport(tuple(rail for rail, _ in self._rails), self._failed)
 
-    def _serve(self, serve: Callable[[], None]) -> None:
-        try:
-            serve()
-        except OSError as error:
-            self._fail(self._orders.pod, ring.START, f"the pod cannot listen: {error.strerror}")
+    def _serve(self, number: int, rail: Rail) -> None:
+        """Look the interface up, and start its servers."""
+        orders, port = self._orders, None
+        with netlink() as route:
+            link = links.require(route, rail.interface)
+        if orders.verbs:
+            port = transfer.port_of(self._paths, link, rail.address, number)
+        pkey, device = f"{link.pkey:#06x}" if link.pkey else "", port.device if port else ""
+        seen = Rail(rail.interface, rail.address, mtu=link.mtu, pkey=pkey, device=device)
+        self._rails.append((seen, port))
+        server = _socket(rail, PORT)
+        threading.Thread(target=self._answer, args=(server,), daemon=True).start()
+        for place in range(len(orders.peers) if port else 0):
+            served = (port, transfer_port(place, number))
+            threading.Thread(target=transfer.serve, args=served, daemon=True).start()
 
-    def _servers(self) -> Iterator[Callable[[], None]]:
-        for number, rail in enumerate(self._orders.rails):
-            yield lambda rail=rail: self._greet(rail)  # type: ignore[misc]
-            yield lambda rail=rail: self._echo(rail)  # type: ignore[misc]
-            if port := self._ports[number]:
-                for distance in range(1, self._orders.incoming + 1):
-                    at = ring.transfer_port(distance, number)
-                    yield lambda port=port, at=at: transfer.serve(port, at, self._ended)  # type: ignore[misc]
+    def _answer(self, server: socket.socket) -> None:
+        """Answer each packet, and note the pods that have ended their tests."""
+        while True:
+            with suppress(OSError):  # the packet is larger than this interface's MTU
+                packet, sender = server.recvfrom(_LARGEST)
+                if packet.startswith(_name(self._orders.run, "")):
+                    self._done.add(packet)
+                server.sendto(self._own.ljust(len(packet), b"\0"), sender)
 
-    def _judge_ports(self) -> None:
-        for facts, port in zip(self._facts, self._ports, strict=True):
-            if self._orders.verbs and port is None:
-                why = f"no HCA for {facts.interface} is in the pod"
-                self._fail(self._orders.pod, ring.VERBS, why)
-            elif port is not None and port.pkey < 0:
-                why = f"the table of {port.device}/{port.number} lacks {facts.pkey}"
-                self._fail(self._orders.pod, ring.PKEY, why)
-
-    def _left(self, seconds: float) -> float:
-        return self._began + seconds - time.monotonic()
+    def _left(self, part: float = 1.0) -> float:
+        """The seconds until this part of the pod's time is over."""
+        return self._began + part * self._orders.seconds - time.monotonic()
 
     def _fail(self, pod: str, test: str, why: str) -> None:
-        self._failed.append(FailedTest(pod, test, printable(why)[: ring.MOST_WHY]))
+        """Note the first failed test with a pod."""
+        most = ring.MOST_WHY // (1 + len(self._orders.peers) + len(self._orders.foreign))
+        self._failed.setdefault(pod, (test, printable(why)[:most]))
 
-    # The servers.
+    def _test(self, place: int, peer: tuple[str, Rails]) -> None:
+        pod, rails = peer
+        if failure := next(self._failures(place, pod, rails), None):
+            self._fail(pod, *failure)
+        _call(self._orders.rails[0], rails[0], said=self._own)
 
-    def _greet(self, rail: Rail) -> None:
-        """Tell each caller the run and this pod's name, and count the pods that are done."""
-        with _socket(rail, socket.SOCK_STREAM, PORT) as server:
-            server.listen(64)
-            while True:
-                caller, _ = server.accept()
-                with caller:
-                    caller.settimeout(_ANSWER)
-                    try:
-                        caller.sendall(_greeting(self._orders.run, self._orders.pod))
-                        if caller.recv(len(_BYE)) == _BYE:
-                            self._byes.release()
-                    except OSError:
-                        continue
+    def _failures(self, place: int, pod: str, rails: Rails) -> Iterator[tuple[str, str]]:
+        """Test each interface. Yields the tests that fail, and the reasons."""
+        if len(self._rails) != len(rails):
+            yield ring.ADDRESS, f"{len(self._rails)} interfaces here, {len(rails)} there"
+        for number, (there, (own, port)) in enumerate(zip(rails, self._rails, strict=True)):
+            if port and port.pkey < 0:
+                yield ring.PKEY, f"the table of {port.device}/{port.number} lacks {own.pkey}"
+            tries = max(_TRIES, int(self._left(_PATIENCE) / _ANSWER))
+            answer, why = _call(own, there, tries=tries)
+            if answer != _name(self._orders.run, pod):
+                why = why or f"another one answers: {answer[:60]!r}"
+                yield ring.ADDRESS, f"no answer from {there.address} to {own.address}: {why}"
+            if why := _call(own, there, own.mtu)[1]:
+                size = f"{_SMALL} bytes, but not {own.mtu}, this interface's MTU"
+                yield ring.MTU, f"{there.address} answers {size}: {why}"
+            if self._orders.verbs and port is None:
+                yield ring.VERBS, f"no HCA for {own.interface} is in the pod"
+            at = transfer_port(place, number)
+            if port and (why := transfer.failure(port, at, there.address)):
+                yield ring.VERBS, why
 
-    def _echo(self, rail: Rail) -> None:
-        """Send each packet back, whole."""
-        with _socket(rail, socket.SOCK_DGRAM, PORT) as server:
-            while True:
-                try:
-                    packet, sender = server.recvfrom(1 << 16)
-                    server.sendto(packet, sender)
-                except OSError:  # the packet is larger than this interface's MTU
-                    continue
-
-    # The tests.
-
-    def _test(self, peer: Neighbour) -> None:
-        orders = self._orders
-        for number, (own, there) in enumerate(zip(orders.rails, peer.rails, strict=False)):
-            if why := self._no_answer(own, there, peer.pod):
-                self._fail(peer.pod, ring.ADDRESS, why)
-                continue
-            if why := self._too_large(own, there, self._facts[number].mtu):
-                self._fail(peer.pod, ring.MTU, why)
-            port = self._ports[number]
-            if port is None or port.pkey < 0:
-                continue
-            at, left = ring.transfer_port(peer.distance, number), self._left(orders.times.end)
-            if why := transfer.failure(port, at, there.address, left):
-                self._fail(peer.pod, ring.VERBS, why)
-        _greeted(orders.rails[0], peer.rails[0], _BYE)
-
-    def _no_answer(self, own: Rail, there: Rail, pod: str) -> str:
-        """Why the pod does not answer at this address; "" if it does. Waits for its start."""
-        expected = _greeting(self._orders.run, pod)
-        while True:
-            answer = _greeted(own, there)
-            if answer == expected:
-                return ""
-            if self._left(self._orders.times.patience) <= 0:
-                break
-            time.sleep(_PAUSE)
-        if isinstance(answer, OSError):
-            why = answer.strerror or str(answer)
-            return f"no TCP connection from {own.address} to {there.address}: {why}"
-        return f"another one answers at {there.address}: {answer[:60].decode(errors='replace')!r}"
-
-    def _too_large(self, own: Rail, there: Rail, mtu: int) -> str:
-        """Why a packet of the interface's MTU does not come back; "" if it does."""
+    def _watch(self, own: Rail) -> None:
+        """Call the pods of the other network, which must not answer."""
+        foreign = self._orders.foreign
+        addresses = [rail.address for rails in foreign.values() for rail in rails]
+        names = {_name(self._orders.run, pod): pod for pod in foreign}
         try:
-            if _comes_back(own, there, mtu):
-                return ""
-            small = _comes_back(own, there, _SMALL)
+            with _socket(own) as caller:
+                while self._left(_WATCH) > 0:
+                    for address in addresses:
+                        caller.sendto(b"", (address, PORT))
+                    with suppress(TimeoutError):
+                        for _ in addresses:
+                            answer, (address, *_) = caller.recvfrom(_LARGEST)
+                            if pod := names.get(answer):
+                                self._fail(pod, ring.ISOLATION, f"{address} answers {own.address}")
+                    time.sleep(_PAUSE)
         except OSError as error:
-            return f"a packet of {mtu} bytes to {there.address}: {error.strerror}"
-        if small:
-            return f"{there.address} answers {_SMALL} bytes, but not {mtu}, this interface's MTU"
-        return f"{there.address} answers no UDP packet"
-
-    def _watch(self, other: Neighbour) -> None:
-        for own in self._orders.rails:
-            for there in other.rails:
-                if why := self._breach(own, there, other.pod):
-                    self._fail(other.pod, ring.ISOLATION, why)
-
-    def _breach(self, own: Rail, there: Rail, pod: str) -> str:
-        """The proof that the two interfaces reach one another; "" if they do not."""
-        while True:
-            answer = _greeted(own, there)
-            if answer == _greeting(self._orders.run, pod):
-                return f"{there.address} answers {own.address} over TCP"
-            try:
-                mac = neighbours.answered(own.interface).get(there.address, "")
-            except (NetlinkError, OSError) as error:
-                return f"not proved: the neighbours cannot be read: {error}"
-            if mac and mac == there.mac.lower():
-                return f"{there.address} ({mac}) answers on the link of {own.address}"
-            if isinstance(answer, OSError) and answer.errno == errno.ENETUNREACH:
-                return f"not proved: {own.interface} has no route to {there.address}"
-            if self._left(self._orders.times.watch) <= 0:
-                return ""
-            time.sleep(_PAUSE)
+            for pod in foreign:
+                why = f"not proved from {own.interface}: {error.strerror or error}"
+                self._fail(pod, ring.ISOLATION, why)
 
 
-def _facts(paths: Paths, rail: Rail) -> RailFacts:
-    at = f"{paths.sysfs}/class/net/{rail.interface}"
-    mtu = attribute_files.number(f"{at}/mtu") or 0
-    # An IPoIB child has no file `pkey`, but its broadcast address has the P_Key (RFC 4391, 4).
-    octets = attribute_files.text(f"{at}/broadcast").split(":")
-    pkey = f"0x{octets[8]}{octets[9]}" if len(octets) == _INFINIBAND else ""
-    return RailFacts(rail.interface, rail.address, mtu, pkey)
+def transfer_port(place: int, rail: int) -> int:
+    """The TCP port of a transfer: another one for each pod that tests the same pod."""
+    return PORT + 1 + rail * ring.MOST_PEERS + place
 
 
-def _greeting(run_id: str, pod: str) -> bytes:
-    return f"podfabric check {run_id} {pod}\n".encode()
+def _name(run_id: str, pod: str) -> bytes:
+    return f"podfabric check {run_id} {pod}".encode()
 
 
-def _socket(rail: Rail, kind: socket.SocketKind, port: int = 0) -> socket.socket:
-    """A socket that uses only this interface and address. Raises OSError."""
+def _socket(rail: Rail, port: int = 0) -> socket.socket:
+    """A UDP socket that uses only this interface and address. Raises OSError."""
     family = socket.AF_INET6 if ":" in rail.address else socket.AF_INET
-    made = socket.socket(family, kind)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, rail.interface.encode() + b"\0")
-        made.setsockopt(*_MTU_DISCOVER[family])
-        made.bind((rail.address, port))
-    except BaseException:
-        made.close()
-        raise
+    made = socket.socket(family, socket.SOCK_DGRAM)
+    made.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, rail.interface.encode() + b"\0")
+    made.setsockopt(*_MTU_DISCOVER[family])
+    made.bind((rail.address, port))
+    made.settimeout(None if port else _ANSWER)
     return made
 
 
-def _greeted(own: Rail, there: Rail, said: bytes = b"ok") -> bytes | OSError:
-    """Connect, and return the other pod's first line or the error."""
-    try:
-        with _socket(own, socket.SOCK_STREAM) as caller:
-            caller.settimeout(_CONNECT)
-            caller.connect((there.address, PORT))
-            with caller.makefile("rb") as lines:
-                line = lines.readline(200)
-            caller.sendall(said)
-            return line
-    except OSError as error:
-        return error
+def _call(
+    own: Rail, there: Rail, size: int = _SMALL, said: bytes = b"", tries: int = _TRIES
+) -> tuple[bytes, str]:
+    """Send a packet of `size` bytes, which nobody may fragment, until an equal one comes back.
 
-
-def _comes_back(own: Rail, there: Rail, size: int) -> bool:
-    """Whether a packet of this size, which nobody may fragment, comes back. Raises OSError."""
-    with _socket(own, socket.SOCK_DGRAM) as caller:
-        caller.settimeout(_ANSWER)
-        payload = bytes(max(size - _HEADERS[caller.family], 0))
-        for _ in range(_TRIES):
-            caller.sendto(payload, (there.address, PORT))
+    Returns the answer, or b"" and the reason.
+    """
+    why = ""
+    with _socket(own) as caller:
+        packet = said.ljust(size - _HEADERS[caller.family], b"\0")
+        for _ in range(tries):
             try:
-                if caller.recv(1 << 16) == payload:
-                    return True
-            except TimeoutError:
+                caller.sendto(packet, (there.address, PORT))
+                answer = caller.recv(_LARGEST)
+            except OSError as error:
+                why = error.strerror or str(error)
                 continue
-    return False
+            if len(answer) == len(packet):
+                return answer.rstrip(b"\0"), ""
+    return b"", why

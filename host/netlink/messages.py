@@ -13,7 +13,6 @@ from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg, nlmsg_base, nlmsgerr
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ifinfmsg.plugins.ipoib import ipoib
-from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 0x1, 0x8  # linux/rtnetlink.h
@@ -174,13 +173,6 @@ class _Message(_Attributes):
 
 class AddressMessage(_Message, ifaddrmsg):
     """RTM_NEWADDR and RTM_GETADDR."""
-
-
-class NeighbourMessage(_Message, ndmsg):
-    """RTM_NEWNEIGH and RTM_GETNEIGH."""
-
-    fields = (("family", "B"), *((f"pad{n}", "x") for n in range(3)), *ndmsg.fields[2:])
-    nla_map = (("NDA_UNSPEC", "none"), ("NDA_DST", "ipaddr"), ("NDA_LLADDR", "l2addr"))
 
 
 class RouteMessage(_Message, rtmsg):

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from base.paths import Paths
 from cli.fabric_check import check_pods, command, ring
 from cli.fabric_check.check_pods import RUN_LABEL, STATUS, CheckMeta, CheckPod, OrdersMap
-from cli.fabric_check.ring import FailedTest, Orders, PodReport, RailFacts
+from cli.fabric_check.probes import FabricProbe, transfer_port
+from cli.fabric_check.ring import Orders, PodReport, Rail
 from kube.resources import Meta
 from node.fabric_node import FabricNode, FabricNodeStatus, OfferedPool
 from tests.fake_api import FakeApi, Fault
@@ -28,8 +29,7 @@ CHECK = ("check", "--network", "ml/fabric", "--resource", HCA)
 
 def well(orders: Orders) -> PodReport:
     """The report of a pod that finds nothing."""
-    facts = (RailFacts(it.interface, it.address, 2044, "0x8001") for it in orders.rails)
-    return PodReport(tuple(facts))
+    return PodReport(tuple(replace(it, mtu=2044, pkey="0x8001") for it in orders.rails))
 
 
 class Kubelet:
@@ -70,7 +70,7 @@ class Kubelet:
                 orders = msgspec.json.decode(each.data["orders"], type=Orders)
                 self.orders[orders.pod] = orders
                 report = self.answer(orders)
-                message = ring.encoded(report).decode() if report else "Traceback"
+                message = msgspec.json.encode(report).decode() if report else "Traceback"
                 states = [{"state": {"terminated": {"message": message, "reason": "Completed"}}}]
                 return replace(pod, status={"phase": "Succeeded", "containerStatuses": states})
         return pod
@@ -139,8 +139,8 @@ def test_a_failed_test_is_in_the_matrix_with_cause_and_remedy(
 ) -> None:
     def answer(orders: Orders) -> PodReport:
         (peer,) = orders.peers
-        failed = (FailedTest(peer.pod, ring.MTU, "too \x1b[31mlarge"),)
-        return replace(well(orders), failed=failed if orders.pod.endswith("a0") else ())
+        failed = {peer: (ring.MTU, "too \x1b[31mlarge")}
+        return replace(well(orders), failed=failed if orders.pod.endswith("a0") else {})
 
     kubelet.answer = answer
     done = check()
@@ -157,23 +157,25 @@ def test_a_failed_test_is_in_the_matrix_with_cause_and_remedy(
     assert found["failures"][0]["remedy"].startswith("set the same MTU")
 
 
-def test_other_mtus_and_partitions_of_two_pods_are_failures(check: Check, kubelet: Kubelet) -> None:
+def test_other_partitions_of_two_pods_are_failures(check: Check, kubelet: Kubelet) -> None:
     def answer(orders: Orders) -> PodReport:
         if orders.pod.endswith("a0"):
             return well(orders)
-        (facts,) = well(orders).rails
-        return PodReport((replace(facts, mtu=4092, pkey="0x8002"),))
+        (rail,) = well(orders).rails
+        return PodReport((replace(rail, pkey="0x8002"),))
 
     kubelet.answer = answer
-    causes = {each["cause"] for each in check("-o", "json").document()["failures"]}
-    assert "the MTU of net1 is 2044 here, 4092 there" in causes
-    assert "the P_Key is 0x8002 here, 0x8001 there" in causes
+    failures = check("-o", "json").document()["failures"]
+    assert [(each["result"], each["cause"]) for each in failures] == [
+        (ring.PKEY, "the P_Keys are 0x8001 here, 0x8002 there"),
+        (ring.PKEY, "the P_Keys are 0x8002 here, 0x8001 there"),
+    ]
 
 
 def test_networks_that_must_be_separate_get_pods_of_both(check: Check, kubelet: Kubelet) -> None:
     def answer(orders: Orders) -> PodReport:
-        failed = [FailedTest(each.pod, ring.ISOLATION, "it answers") for each in orders.foreign]
-        return replace(well(orders), failed=tuple(failed) if "-b0" in orders.pod else ())
+        failed = dict.fromkeys(orders.foreign, (ring.ISOLATION, "it answers"))
+        return replace(well(orders), failed=failed if "-b0" in orders.pod else {})
 
     kubelet.answer = answer
     done = check("--isolated-from", "ml/other")
@@ -228,7 +230,7 @@ def test_pods_that_cannot_be_deleted_are_named(
     assert done.code == 0
     (label,) = {it.metadata.labels[RUN_LABEL] for it in kubelet.seen.values()}
     assert done.err == (
-        f"podfabric check: 2 pods are left: kubectl -n ml delete pods -l {RUN_LABEL}={label}\n"
+        f"podfabric check: pods are left: kubectl -n ml delete pods -l {RUN_LABEL}={label}\n"
     )
 
 
@@ -262,29 +264,33 @@ def test_a_cluster_without_such_nodes_or_agents(check: Check, kubelet: Kubelet) 
     done = check("--resource", "rdma/none")
     assert (done.code, done.err) == (
         1,
-        "podfabric check: no node has rdma/none: name other nodes with --nodes\n",
+        "podfabric check: 0 nodes have rdma/none, not 1 to 1000: name other nodes with --nodes\n",
     )
     done = check("--image", "")
     assert "no agent of podfabric runs in this cluster" in done.err
     kubelet.api.add_node("cpu-0")
     done = check("--nodes", "kubernetes.io/os=linux")
-    assert "no node has labels" in done.err
+    assert "0 nodes have labels kubernetes.io/os=linux" in done.err
 
 
 def test_orders_form_a_ring_in_which_each_pod_is_tested() -> None:
-    pods = [ring.Neighbour(name, ()) for name in "abcd"]
+    pods: dict[str, ring.Rails] = dict.fromkeys("abcd", ())
     given = list(ring.orders("r", [pods], 2, verbs=True))
-    tested: Any = {each.pod: [it.pod for it in each.peers] for each in given}
+    tested: Any = {each.pod: list(each.peers) for each in given}
     assert tested == {"a": ["b", "c"], "b": ["c", "d"], "c": ["d", "a"], "d": ["a", "b"]}
-    ports = [ring.transfer_port(it.distance, 0) for of in given for it in of.peers if it.pod == "c"]
-    assert len(set(ports)) == given[2].incoming == 2
-    assert [it.incoming for it in ring.orders("r", [pods[:1]], 2, verbs=True)] == [0]
+    ports = [transfer_port(list(of.peers).index("c"), 0) for of in given if "c" in of.peers]
+    assert len(set(ports)) == 2
+    assert [it.peers for it in ring.orders("r", [{"a": ()}], 2, verbs=True)] == [{}]
 
 
-def test_a_long_report_fits_into_a_termination_message() -> None:
-    failed = tuple(FailedTest(f"pod-{n}", ring.ADDRESS, "x" * ring.MOST_WHY) for n in range(99))
-    found = ring.encoded(PodReport((), failed))
-    assert len(found) <= ring.MOST_REPORT
-    report = msgspec.json.decode(found, type=PodReport)
-    assert len(report.failed) + report.more == 99
-    assert ring.Times().end < command.LEAST
+def test_a_long_report_fits_into_a_termination_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    rails = tuple(Rail(f"net{n}", "10.100.100.100", 65520, "0x8001", "mlx5_10") for n in range(16))
+    others = {f"fabric-check-00112233-a{n}": rails for n in range(2 * ring.MOST_PEERS)}
+    orders = Orders("r", "fabric-check-00112233-a16", (), others)
+    probe = FabricProbe(orders, Paths())
+    monkeypatch.setattr(probe, "_test", lambda _, it: probe._fail(it[0], ring.ADDRESS, "x" * 999))
+    monkeypatch.setattr(probe, "_left", lambda *_: 0)
+    report = replace(probe.run(), rails=rails)
+    assert len(msgspec.json.encode(report)) <= 4096
+    assert list(report.failed) == list(others)
+    assert ring.SECONDS < command.LEAST

@@ -7,20 +7,34 @@ import pytest
 
 from base.paths import Paths
 from cli.fabric_check import transfer
-from cli.fabric_check.probes import FabricProbe
-from cli.fabric_check.ring import Orders, Rail, RailFacts
 from cli.fabric_check.transfer import VerbsPort
+from host.netlink.links import ARPHRD_INFINIBAND, Link
 from tests.waiting import join, until
 
 MAC = "80:00:00:66:fe:80:00:00:00:00:00:00:02:1b:0e:00:00:00:00:01"
 GUID = "021b:0e00:0000:0001"
-RAIL = Rail("net1", "10.1.0.5", MAC)
+ADDRESS = "10.1.0.5"
+
+
+def link(pkey: int | None) -> Link:
+    return Link(
+        index=2,
+        name="net1",
+        kind="ipoib",
+        link_type=ARPHRD_INFINIBAND,
+        mac=MAC,
+        broadcast="",
+        mtu=2044,
+        flags=0,
+        pkey=pkey,
+    )
 
 
 def hca(paths: Paths, name: str, number: int, **files: str) -> None:
     """An HCA whose device node the pod has."""
     port = f"class/infiniband/{name}/ports/1"
-    every = {f"class/infiniband_verbs/uverbs{number}/ibdev": name}
+    verbs = f"class/infiniband_verbs/uverbs{number}"
+    every = {f"{verbs}/ibdev": name, f"{verbs}/dev": f"231:{192 + number}"}
     every |= {f"{port}/{path.replace('__', '/')}": text for path, text in files.items()}
     for path, text in every.items():
         (paths.sys / path).parent.mkdir(parents=True, exist_ok=True)
@@ -44,20 +58,11 @@ def test_an_ipoib_interface_uses_its_port_with_the_index_of_its_p_key(paths: Pat
         gids__0="fe80:0000:0000:0000:0000:0000:0000:0009",
     )
     hca(paths, "mlx5_1", 1, link_layer="InfiniBand", gids__0=f"fe80:0000:0000:0000:{GUID}", **pkeys)
-    port = transfer.port_of(paths, RAIL, 0, "0x8001")
-    assert port == VerbsPort("mlx5_1", "1", pkey=2)
+    port = transfer.port_of(paths, link(0x8001), ADDRESS, 0)
+    assert port == VerbsPort("mlx5_1", pkey=2)
     assert "--pkey_index=2" in port.options(7)
-    lacking = transfer.port_of(paths, RAIL, 0, "0x8002")
-    assert lacking == VerbsPort("mlx5_1", "1", pkey=-1)
-
-
-def test_the_p_key_is_that_of_the_broadcast_address(paths: Paths) -> None:
-    net = paths.sys / "class/net/net1"
-    net.mkdir(parents=True)
-    (net / "mtu").write_text("2044\n")
-    (net / "broadcast").write_text("00:ff:ff:ff:ff:12:40:1b:80:01:00:00:00:00:00:00:ff:ff:ff:ff\n")
-    probe = FabricProbe(Orders("r", "a", (RAIL,)), paths)
-    assert probe.run().rails == (RailFacts("net1", "10.1.0.5", 2044, "0x8001"),)
+    lacking = transfer.port_of(paths, link(0x8002), ADDRESS, 0)
+    assert lacking == VerbsPort("mlx5_1", pkey=-1)
 
 
 def test_a_roce_interface_uses_the_gid_of_its_address(paths: Paths) -> None:
@@ -65,32 +70,30 @@ def test_a_roce_interface_uses_the_gid_of_its_address(paths: Paths) -> None:
     gids = {"gids__0": "fe80:0000:0000:0000:0000:0000:0000:0001", "gids__2": address}
     gids |= {"gids__3": address, "gid_attrs__types__2": "IB/RoCE v1"}
     hca(paths, "mlx5_3", 3, gid_attrs__types__3="RoCE v2", link_layer="Ethernet", **gids)
-    port = transfer.port_of(paths, Rail("net1", "10.1.0.5", "02:00:00:00:00:01"), 0, "")
-    assert port == VerbsPort("mlx5_3", "1", gid=3)
+    port = transfer.port_of(paths, link(None), ADDRESS, 0)
+    assert port == VerbsPort("mlx5_3", gid=3)
     assert port.options(7)[-2:] == ["-x", "3"]
 
 
 def test_an_interface_without_gid_takes_the_hca_of_its_number(paths: Paths) -> None:
-    assert transfer.port_of(paths, RAIL, 0, "") is None
+    assert transfer.port_of(paths, link(None), ADDRESS, 0) is None
     for number in range(2):
         hca(paths, f"rxe{number}", number, link_layer="Ethernet")
-    assert transfer.port_of(paths, RAIL, 1, "0x8001") == VerbsPort("rxe1", "1")
+    assert transfer.port_of(paths, link(0x8001), ADDRESS, 1) == VerbsPort("rxe1")
 
 
-def test_the_server_program_is_started_again_and_ends(
+def test_the_server_program_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, starts = tmp_path / transfer.PROGRAM, tmp_path / "starts"
-    program.write_text(f"#!/bin/sh\necho $* >> {starts}\ntest -e {starts}2 && exec sleep 99\n")
+    program.write_text(f"#!/bin/sh\necho $* >> {starts}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(transfer, "_PAUSE", 0.01)
-    ended = threading.Event()
-    serving = threading.Thread(target=transfer.serve, args=(VerbsPort("rxe0", "1"), 7, ended))
+    serving = threading.Thread(target=transfer.serve, args=(VerbsPort("rxe0"), 7))
     serving.start()
     until(lambda: starts.exists() and len(starts.read_text().splitlines()) > 2)
-    Path(f"{starts}2").touch()
-    ended.set()
+    program.unlink()
     join(serving)
 
 
@@ -100,7 +103,7 @@ def test_the_reason_of_a_failed_transfer_is_the_programs(
     monkeypatch.setattr(transfer, "SECONDS", 0.3)
     monkeypatch.setattr(transfer, "_PAUSE", 0.1)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    port = VerbsPort("rxe0", "1")
+    port = VerbsPort("rxe0")
     assert (
         transfer.failure(port, 7, "::1") == "ib_write_bw does not start: No such file or directory"
     )
