@@ -24,6 +24,7 @@ from node import job_pods
 RUN_LABEL = "fabric.podfabric.io/check"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
+SCHEDULED = "PodScheduled"  # the type of a condition
 KEY = "orders"
 POLL = 2.0  # seconds
 AFTER = 60  # seconds: how long a pod may outlive its run
@@ -50,17 +51,20 @@ class CheckPod(Resource, frozen=True, kw_only=True):
         return self.status.get("phase") in ("Succeeded", "Failed")
 
     @property
-    def states(self) -> list[dict[str, str]]:
-        """The states of containers that wait or have ended."""
-        states = (each.get("state") or {} for each in self.status.get("containerStatuses") or ())
-        return [it for of in states for it in (of.get("waiting"), of.get("terminated")) if it]
+    def words(self) -> list[str]:
+        """Reasons and messages of the pod, the scheduler and the container: foreign text."""
+        scheduled = (it for it in self.status.get("conditions") or () if it["type"] == SCHEDULED)
+        containers = self.status.get("containerStatuses") or ()
+        states = (it for each in containers for it in (each.get("state") or {}).values())
+        said = (self.status, *scheduled, *states)
+        return [it[name] for it in said for name in ("reason", "message") if it.get(name)]
 
     @property
     def report(self) -> PodReport | None:
-        """The report, which is foreign text; `None` if the pod has not written one."""
-        for each in self.states:
+        """The report, if the pod has written one."""
+        for each in self.words:
             with suppress(msgspec.MsgspecError):
-                return msgspec.json.decode(each.get("message", ""), type=PodReport)
+                return msgspec.json.decode(each, type=PodReport)
         return None
 
 
@@ -77,6 +81,7 @@ class _PodNetwork(msgspec.Struct, frozen=True):
     name: str = ""
     interface: str = ""
     ips: tuple[str, ...] = ()
+    mac: str = ""
 
 
 class PodsOfRun(msgspec.Struct):
@@ -130,8 +135,14 @@ class PodsOfRun(msgspec.Struct):
             _, found = job_pods.of_job(self.api, self.namespace, f"{RUN_LABEL}={self.run}")
             seen = job_pods.fabric(self.api, found) if pods else ()
             refused = {it.pod: it.unknown for it in seen if ": ADD of " in it.unknown}
-        names = [(pod, f"{self.namespace}/{pod.metadata.name}") for pod in pods]
-        return {pod.metadata.name: line(refused.get(it) or _reason(pod)) for pod, it in names}
+        return {
+            pod.metadata.name: line(
+                refused.get(f"{self.namespace}/{pod.metadata.name}")
+                or ": ".join(pod.words)
+                or f"the pod is {pod.status.get('phase', 'Pending')}"
+            )
+            for pod in pods
+        }
 
     def remove(self) -> bool:
         """Delete the pods. Returns False if a pod may be left."""
@@ -153,7 +164,7 @@ class PodsOfRun(msgspec.Struct):
         container = {
             "name": "check",
             "image": self.image,
-            "args": ["check", "--serve"],
+            "args": ["check"],
             "env": [{"name": VARIABLE, "valueFrom": variable}],
             "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": limits},
             "securityContext": restricted | {"capabilities": {"drop": ["ALL"]}},
@@ -181,7 +192,8 @@ def rails(pod: CheckPod, network: str) -> Rails:
     text = "" if pod.has_ended else pod.metadata.annotations.get(STATUS, "")
     with suppress(msgspec.MsgspecError):
         found = msgspec.json.decode(text, type=list[_PodNetwork])
-        return tuple(Rail(it.interface, it.ips[0]) for it in found if it.name == network and it.ips)
+        on = [each for each in found if each.name == network and each.ips]
+        return tuple(Rail(each.interface, each.ips[0], each.mac) for each in on)
     return ()
 
 
@@ -196,10 +208,3 @@ def remove_leftovers(api: ClusterApi, namespace: str, now: datetime) -> None:
 def _delete(api: ClusterApi, pod: CheckPod) -> None:
     with suppress(NotFound, Conflict):  # a changed pod is deleted at the next attempt
         api.delete(pod)
-
-
-def _reason(pod: CheckPod) -> str:
-    conditions = pod.status.get("conditions") or ()
-    said = [pod.status, *(it for it in conditions if it["type"] == "PodScheduled"), *pod.states]
-    texts = (each.get(name) for each in said for name in ("reason", "message"))
-    return ": ".join(filter(None, texts)) or f"the pod is {pod.status.get('phase', 'Pending')}"

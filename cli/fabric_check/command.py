@@ -1,6 +1,7 @@
 """`podfabric check`: tests the fabric between nodes with one pod on each node."""
 
 import argparse
+import os
 import secrets
 import signal
 import sys
@@ -41,7 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout", type=seconds, default=300.0, metavar="SECONDS")
     add("--kubeconfig", type=Path, metavar="FILE", help="default: $KUBECONFIG, or the pod's")
     add("--pods-per-node", type=int, default=1, help=argparse.SUPPRESS)
-    add("--serve", action="store_true", help=argparse.SUPPRESS)
     output.add_option(parser)
     parser.set_defaults(main=run, wrong=parser.error)
 
@@ -53,7 +53,7 @@ def _network(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.serve:
+    if ring.VARIABLE in os.environ:  # in a pod
         from cli.fabric_check import probes
 
         return probes.run()

@@ -34,6 +34,7 @@ _MTU_DISCOVER = {  # linux/in.h, linux/in6.h: the option, and its value *_PMTUDI
 _HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}  # bytes: IP and UDP
 _SMALL = 512  # bytes of a packet that each path carries
 _LARGEST = 65536  # bytes
+_ATF_COM = 0x2  # linux/if_arp.h: the hardware address is known
 _ANSWER, _PAUSE = 1.0, 0.5  # seconds
 _TRIES = 3
 _PATIENCE, _WATCH = 0.5, 0.375  # of a pod's time: other pods start, other networks are called
@@ -56,7 +57,7 @@ class FabricProbe:
         self._orders = orders
         self._paths = paths
         self._began = time.monotonic()
-        self._own = _name(orders.run, orders.pod)
+        self._own = self._name(orders.pod)
         self._done = set[bytes]()  # the pods that have tested this pod
         self._failed = dict[str, tuple[str, str]]()
         self._rails = list[tuple[Rail, VerbsPort | None]]()
@@ -82,17 +83,14 @@ class FabricProbe:
 
     def _serve(self, number: int, rail: Rail) -> None:
         """Look the interface up, and start its servers."""
-        orders, port = self._orders, None
         with netlink() as route:
             link = links.require(route, rail.interface)
-        if orders.verbs:
-            port = transfer.port_of(self._paths, link, rail.address, number)
+        port = transfer.port_of(self._paths, link, rail.address, number)
         pkey, device = f"{link.pkey:#06x}" if link.pkey else "", port.device if port else ""
         seen = Rail(rail.interface, rail.address, mtu=link.mtu, pkey=pkey, device=device)
         self._rails.append((seen, port))
-        server = _socket(rail, PORT)
-        threading.Thread(target=self._answer, args=(server,), daemon=True).start()
-        for place in range(len(orders.peers) if port else 0):
+        threading.Thread(target=self._answer, args=(_socket(rail, PORT),), daemon=True).start()
+        for place in range(len(self._orders.peers) if port else 0):
             served = (port, transfer_port(place, number))
             threading.Thread(target=transfer.serve, args=served, daemon=True).start()
 
@@ -101,7 +99,7 @@ class FabricProbe:
         while True:
             with suppress(OSError):  # the packet is larger than this interface's MTU
                 packet, sender = server.recvfrom(_LARGEST)
-                if packet.startswith(_name(self._orders.run, "")):
+                if packet.startswith(self._name("")):
                     self._done.add(packet)
                 server.sendto(self._own.ljust(len(packet), b"\0"), sender)
 
@@ -129,47 +127,55 @@ class FabricProbe:
                 yield ring.PKEY, f"the table of {port.device}/{port.number} lacks {own.pkey}"
             tries = max(_TRIES, int(self._left(_PATIENCE) / _ANSWER))
             answer, why = _call(own, there, tries=tries)
-            if answer != _name(self._orders.run, pod):
+            if answer != self._name(pod):
                 why = why or f"another one answers: {answer[:60]!r}"
                 yield ring.ADDRESS, f"no answer from {there.address} to {own.address}: {why}"
             if why := _call(own, there, own.mtu)[1]:
                 size = f"{_SMALL} bytes, but not {own.mtu}, this interface's MTU"
                 yield ring.MTU, f"{there.address} answers {size}: {why}"
-            if self._orders.verbs and port is None:
-                yield ring.VERBS, f"no HCA for {own.interface} is in the pod"
-            at = transfer_port(place, number)
-            if port and (why := transfer.failure(port, at, there.address)):
+            if port and (
+                why := transfer.failure(port, transfer_port(place, number), there.address)
+            ):
                 yield ring.VERBS, why
+            if self._orders.verbs and port is None:
+                yield ring.VERBS, "the pod has no HCA"
 
     def _watch(self, own: Rail) -> None:
-        """Call the pods of the other network, which must not answer."""
-        foreign = self._orders.foreign
-        addresses = [rail.address for rails in foreign.values() for rail in rails]
-        names = {_name(self._orders.run, pod): pod for pod in foreign}
+        """Call the pods of the other network, which must not answer.
+
+        A pod whose rp_filter drops the calls still answers ARP, or asks for this pod's address.
+        """
+        foreign = [(pod, it) for pod, rails in self._orders.foreign.items() for it in rails]
+        heard = dict[str, bytes]()  # the names of pods, by address
         try:
             with _socket(own) as caller:
                 while self._left(_WATCH) > 0:
-                    for address in addresses:
-                        caller.sendto(b"", (address, PORT))
+                    for _, there in foreign:
+                        caller.sendto(b"", (there.address, PORT))
                     with suppress(TimeoutError):
-                        for _ in addresses:
+                        for _ in foreign:
                             answer, (address, *_) = caller.recvfrom(_LARGEST)
-                            if pod := names.get(answer):
-                                self._fail(pod, ring.ISOLATION, f"{address} answers {own.address}")
+                            heard[address] = answer
+                    macs = _arp(self._paths, own.interface)
+                    for pod, there in foreign:
+                        name, mac = self._name(pod), macs.get(there.address, "")
+                        if mac and there.mac.lower().startswith(mac):
+                            heard.setdefault(there.address, name)
+                        if heard.get(there.address) == name:
+                            why = f"{there.address} ({there.mac}) answers {own.address}"
+                            self._fail(pod, ring.ISOLATION, why)
                     time.sleep(_PAUSE)
         except OSError as error:
-            for pod in foreign:
-                why = f"not proved from {own.interface}: {error.strerror or error}"
-                self._fail(pod, ring.ISOLATION, why)
+            for pod, _ in foreign:
+                self._fail(pod, ring.ISOLATION, f"not proved from {own.interface}: {error}")
+
+    def _name(self, pod: str) -> bytes:
+        return f"podfabric check {self._orders.run} {pod}".encode()
 
 
 def transfer_port(place: int, rail: int) -> int:
     """The TCP port of a transfer: another one for each pod that tests the same pod."""
     return PORT + 1 + rail * ring.MOST_PEERS + place
-
-
-def _name(run_id: str, pod: str) -> bytes:
-    return f"podfabric check {run_id} {pod}".encode()
 
 
 def _socket(rail: Rail, port: int = 0) -> socket.socket:
@@ -203,3 +209,12 @@ def _call(
             if len(answer) == len(packet):
                 return answer.rstrip(b"\0"), ""
     return b"", why
+
+
+def _arp(paths: Paths, interface: str) -> dict[str, str]:
+    """The hardware addresses in the ARP table of an interface, by IPv4 address. Raises OSError.
+
+    Of InfiniBand's 20 bytes the kernel shows 9, with the queue pair's number (net/ipv4/arp.c).
+    """
+    rows = map(str.split, (paths.proc / "net/arp").read_text().splitlines()[1:])
+    return {row[0]: row[3] for row in rows if row[5] == interface and int(row[2], 16) & _ATF_COM}

@@ -32,16 +32,14 @@ REMEDIES = {
 
 
 class Rail(msgspec.Struct, frozen=True):
-    """An interface of a pod on the tested network.
-
-    Only a report has the last three fields: `pkey` is "" for Ethernet, `device` "" without an HCA.
-    """
+    """An interface of a pod on the tested network. Only a report has the last three fields."""
 
     interface: str
     address: str
+    mac: str = ""
     mtu: int = 0
-    pkey: str = ""
-    device: str = ""
+    pkey: str = ""  # "" for Ethernet
+    device: str = ""  # "" without an HCA
 
 
 Rails = tuple[Rail, ...]
@@ -63,7 +61,7 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class PodReport(msgspec.Struct, frozen=True):
-    """`failed` has the first failed test with each pod, and the reason. The pod may be itself."""
+    """`failed` has the first failed test with each other pod, and the reason."""
 
     rails: Rails
     failed: dict[str, tuple[str, str]] = {}

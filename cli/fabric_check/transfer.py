@@ -33,10 +33,9 @@ class VerbsPort(msgspec.Struct, frozen=True):
     gid: int = -1
 
     def options(self, tcp_port: int) -> list[str]:
-        options = ["-d", self.device, "-i", str(self.number), "-p", str(tcp_port), "-F"]
-        options += ["-s", str(SIZE), "-n", str(NUMBER)]
-        options += ["-x", str(self.gid)] if self.gid >= 0 else []
-        return [*options, f"--pkey_index={self.pkey}"] if self.pkey > 0 else options
+        options = ["-d", self.device, "-i", str(self.number), "-p", str(tcp_port)]
+        options += ["-F", "-s", str(SIZE), "-n", str(NUMBER), f"--pkey_index={self.pkey}"]
+        return [*options, "-x", str(self.gid)] if self.gid >= 0 else options
 
 
 def port_of(paths: Paths, link: Link, address: str, number: int) -> VerbsPort | None:

@@ -49,7 +49,14 @@ class Fabric:
         nodad = ["nodad"] if ":" in address else []
         ip("-n", pod, "address", "add", f"{address}/24", "dev", "net1", *nodad)
         ip("-n", pod, "link", "set", "net1", "mtu", str(mtu), "up")
-        return {name: (Rail("net1", address),)}
+        (link,) = msgspec.json.decode(ip("-n", pod, "-json", "link", "show", "net1"))
+        return {name: (Rail("net1", address, link["address"]),)}
+
+    def filter_strictly(self, *names: str) -> None:
+        """Let pods drop packets whose answers have no route (rp_filter)."""
+        for name in names:
+            command = ["ip", "netns", "exec", self._namespaces[name], "sysctl", "-qw"]
+            subprocess.run([*command, "net.ipv4.conf.all.rp_filter=1"], check=True)
 
     def reports(self, given: Sequence[Orders]) -> dict[str, PodReport]:
         """Run pods with these orders at the same time."""
@@ -58,7 +65,7 @@ class Fabric:
             orders = msgspec.structs.replace(orders, seconds=SECONDS)
             environ = {**os.environ, ring.VARIABLE: msgspec.json.encode(orders).decode()}
             command = ["ip", "netns", "exec", self._namespaces[orders.pod], *UNPRIVILEGED]
-            command += [sys.executable, "-c", SERVE, "check", "--serve"]
+            command += [sys.executable, "-c", SERVE, "check"]
             processes[orders.pod] = subprocess.Popen(
                 command, env=environ, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
             )
@@ -120,10 +127,19 @@ def test_separate_networks_with_the_same_range_pass(fabric: Fabric) -> None:
     assert failed(fabric.reports(ordered(one, other))) == []
 
 
-def test_a_breach_is_found_without_a_route(fabric: Fabric) -> None:
-    reports = fabric.reports(ordered(fabric.pod("a", "10.7.0.1"), fabric.pod("c", "10.8.0.1")))
+def test_a_breach_is_found_without_a_route_and_without_a_process(fabric: Fabric) -> None:
+    a, c = fabric.pod("a", "10.7.0.1"), fabric.pod("c", "10.8.0.1")
+    orders = ordered(a, c)
+    reports = fabric.reports(orders)
     assert failed(reports) == [("a", "c", ring.ISOLATION), ("c", "a", ring.ISOLATION)]
-    assert reports["a"].failed["c"][1] == "10.8.0.1 answers 10.7.0.1"
+    (alone,) = fabric.reports(orders[:1]).values()
+    assert alone.failed["c"][1] == f"10.8.0.1 ({c['c'][0].mac}) answers 10.7.0.1"
+
+
+def test_a_breach_is_found_although_pods_drop_packets_of_other_ranges(fabric: Fabric) -> None:
+    a, c = fabric.pod("a", "10.7.0.1"), fabric.pod("c", "10.8.0.1")
+    fabric.filter_strictly("a", "c")
+    assert {test for _, _, test in failed(fabric.reports(ordered(a, c)))} == {ring.ISOLATION}
 
 
 def test_separation_is_not_proved_without_a_way_to_the_other_network(fabric: Fabric) -> None:
@@ -131,5 +147,5 @@ def test_separation_is_not_proved_without_a_way_to_the_other_network(fabric: Fab
     (alone,) = fabric.reports(ordered(a, c)[:1]).values()
     assert alone.failed["c"] == (
         ring.ISOLATION,
-        "not proved from net1: Network is unreachable",
+        "not proved from net1: [Errno 101] Network is unreachable",
     )

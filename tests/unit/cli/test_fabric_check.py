@@ -284,7 +284,9 @@ def test_orders_form_a_ring_in_which_each_pod_is_tested() -> None:
 
 
 def test_a_long_report_fits_into_a_termination_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    rails = tuple(Rail(f"net{n}", "10.100.100.100", 65520, "0x8001", "mlx5_10") for n in range(16))
+    rails = tuple(
+        Rail(f"net{n}", "10.100.100.100", "", 65520, "0x8001", "mlx5_10") for n in range(16)
+    )
     others = {f"fabric-check-00112233-a{n}": rails for n in range(2 * ring.MOST_PEERS)}
     orders = Orders("r", "fabric-check-00112233-a16", (), others)
     probe = FabricProbe(orders, Paths())
