@@ -8,18 +8,16 @@ other ways need more: pods/proxy a way from the API server to pods, a service ac
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from base.text import line
 from cli.fabric_check.ring import VARIABLE, Orders, PodReport, Rail, Rails
 from kube.client import ClusterApi
 from kube.resources import ApiError, Conflict, Meta, NotFound, Resource
-from node import job_pods
 
 RUN_LABEL = "fabric.podfabric.io/check"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
@@ -67,6 +65,15 @@ class CheckPod(Resource, frozen=True, kw_only=True):
                 return msgspec.json.decode(each, type=PodReport)
         return None
 
+    def rails(self, network: str) -> Rails:
+        """The interfaces that a living pod got on the network, from the annotation of Multus."""
+        text = "" if self.has_ended else self.metadata.annotations.get(STATUS, "")
+        with suppress(msgspec.MsgspecError, LookupError):
+            found = msgspec.json.decode(text, type=list[dict[str, Any]])
+            on = (it for it in found if it["name"] == network)
+            return tuple(Rail(it["interface"], it["ips"][0], it.get("mac", "")) for it in on)
+        return ()
+
 
 class OrdersMap(Resource, frozen=True, kw_only=True):
     API = "v1"
@@ -75,13 +82,6 @@ class OrdersMap(Resource, frozen=True, kw_only=True):
 
     metadata: Meta
     data: dict[str, str] = msgspec.field(default_factory=dict)
-
-
-class _PodNetwork(msgspec.Struct, frozen=True):
-    name: str = ""
-    interface: str = ""
-    ips: tuple[str, ...] = ()
-    mac: str = ""
 
 
 class PodsOfRun(msgspec.Struct):
@@ -96,13 +96,9 @@ class PodsOfRun(msgspec.Struct):
 
     def create(self, name: str, node: str, network: str) -> None:
         namespace, _, definition = network.partition("/")
-        selected = [{"name": definition, "namespace": namespace}]
-        meta = CheckMeta(
-            name=name,
-            namespace=self.namespace,
-            labels={RUN_LABEL: self.run},
-            annotations={NETWORKS: msgspec.json.encode(selected).decode()},
-        )
+        selected = msgspec.json.encode([{"name": definition, "namespace": namespace}]).decode()
+        labels, notes = {RUN_LABEL: self.run}, {NETWORKS: selected}
+        meta = CheckMeta(name=name, namespace=self.namespace, labels=labels, annotations=notes)
         self.api.create(CheckPod(metadata=meta, spec=self._spec(name, node)))
 
     def read(self) -> dict[str, CheckPod]:
@@ -127,22 +123,6 @@ class PodsOfRun(msgspec.Struct):
         meta = Meta(name=of.name, namespace=of.namespace, owner_references=(owner,))
         text = msgspec.json.encode(orders).decode()
         self.api.create(OrdersMap(metadata=meta, data={KEY: text}))
-
-    def reasons(self, pods: Sequence[CheckPod]) -> dict[str, str]:
-        """Why these pods did not start or write a report, by pod; foreign text."""
-        refused: dict[str, str] = {}
-        with suppress(ApiError):  # the reader may have no right to list FabricNodes
-            _, found = job_pods.of_job(self.api, self.namespace, f"{RUN_LABEL}={self.run}")
-            seen = job_pods.fabric(self.api, found) if pods else ()
-            refused = {it.pod: it.unknown for it in seen if ": ADD of " in it.unknown}
-        return {
-            pod.metadata.name: line(
-                refused.get(f"{self.namespace}/{pod.metadata.name}")
-                or ": ".join(pod.words)
-                or f"the pod is {pod.status.get('phase', 'Pending')}"
-            )
-            for pod in pods
-        }
 
     def remove(self) -> bool:
         """Delete the pods. Returns False if a pod may be left."""
@@ -185,16 +165,6 @@ class PodsOfRun(msgspec.Struct):
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [container],
         }
-
-
-def rails(pod: CheckPod, network: str) -> Rails:
-    """The interfaces that a living pod got on the network, from the annotation of Multus."""
-    text = "" if pod.has_ended else pod.metadata.annotations.get(STATUS, "")
-    with suppress(msgspec.MsgspecError):
-        found = msgspec.json.decode(text, type=list[_PodNetwork])
-        on = [each for each in found if each.name == network and each.ips]
-        return tuple(Rail(each.interface, each.ips[0], each.mac) for each in on)
-    return ()
 
 
 def remove_leftovers(api: ClusterApi, namespace: str, now: datetime) -> None:

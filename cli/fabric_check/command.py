@@ -9,10 +9,11 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from base.text import line
 from cli import output
 from cli.arguments import namespace, seconds
 from cli.fabric_check import check_pods, ring
-from cli.fabric_check.check_pods import CheckPod, PodsOfRun, rails
+from cli.fabric_check.check_pods import CheckPod, PodsOfRun
 from cli.fabric_check.ring import FabricTest, Member
 from kube.client import ClusterApi
 from kube.resources import ApiError, Node
@@ -104,16 +105,16 @@ def _checked(api: ClusterApi, arguments: argparse.Namespace) -> Found:
 
 def _tested(pods: PodsOfRun, nodes: list[str], arguments: argparse.Namespace) -> Found:
     end = time.monotonic() + arguments.timeout
-    members: dict[str, Member] = {}
+    members = dict[str, Member]()
     networks = [it for it in (arguments.network, arguments.isolated_from) if it]
     for letter, network in zip("ab", networks, strict=False):
         for number, node in enumerate(nodes):
             name = f"fabric-check-{pods.run}-{letter}{number}"
             members[name] = Member(name, node, network)
             pods.create(name, node, network)
-    ready = pods.wait(lambda pod: any(rails(pod, each) for each in networks), end - _TESTS)
+    ready = pods.wait(lambda pod: any(map(pod.rails, networks)), end - _TESTS)
     rings = [
-        {name: got for name, pod in ready.items() if (got := rails(pod, network))}
+        {name: got for name, pod in ready.items() if (got := pod.rails(network))}
         for network in networks
     ]
     verbs = bool(arguments.resource)
@@ -121,17 +122,15 @@ def _tested(pods: PodsOfRun, nodes: list[str], arguments: argparse.Namespace) ->
     for name, each in given.items():
         pods.order(ready[name], each)
     done = pods.wait(lambda pod: pod.metadata.name not in given, end)
-    reasons = pods.reasons([pod for pod in done.values() if pod.report is None])
     for name, pod in done.items():
-        members[name].report, members[name].why = pod.report, reasons.get(name, "")
+        members[name].report = pod.report
+        members[name].why = line(": ".join(pod.words)) if pod.report is None else ""
     return list(members.values()), list(ring.judged(members, given.values()))
 
 
 def _nodes(api: ClusterApi, selector: str | None, resource: str) -> list[str]:
     """Raises CheckError, and ApiError."""
-    what = resource or "an HCA"
     if selector is not None:
-        what = f"labels {selector}"
         names = [each.metadata.name for each in api.list(Node, labels=selector).items]
     else:
         names = [
@@ -142,8 +141,9 @@ def _nodes(api: ClusterApi, selector: str | None, resource: str) -> list[str]:
             or (not resource and each.status.hcas)
         ]
     if not 0 < len(names) <= MOST_NODES:
-        number = f"{len(names)} nodes have {what}, not 1 to {MOST_NODES}"
-        raise CheckError(f"{number}: name other nodes with --nodes")
+        what = f"are found by {selector}" if selector else f"have {resource or 'an HCA'}"
+        many = f"{len(names)} nodes {what}, not 1 to {MOST_NODES}"
+        raise CheckError(f"{many}: name other nodes with --nodes")
     return sorted(names)
 
 

@@ -22,7 +22,7 @@ PKEY, VERBS, ISOLATION = "pkey", "verbs", "isolation"
 OK = "ok"
 MOST_COLUMNS = 16  # nodes; more do not fit on a screen
 REMEDIES = {
-    START: "see `kubectl describe` of a pod with this definition, and `podfabric explain`",
+    START: "see `kubectl get events` in the namespace of the pods",
     ADDRESS: "compare P_Key or VLAN, and range: `podfabric explain` on both nodes, the switch",
     MTU: "set the same MTU in the definition, on the ports and on the switch",
     VERBS: "see `podfabric doctor` on both nodes: port state, GIDs, locked memory",
@@ -91,7 +91,7 @@ class Member(msgspec.Struct):
 
 
 class FabricTest(msgspec.Struct, frozen=True):
-    """What a pod found about a pod on the node `target`, or about itself: `target` is "".
+    """A pod's result with a pod on the node `target`, or its own result if `target` is "".
 
     `result` is OK or the first test that failed. `apart`: the two networks must be separate.
     """
@@ -109,7 +109,7 @@ def judged(members: Mapping[str, Member], given: Iterable[Orders]) -> Iterator[F
     """Judge the reports of the pods. `members` is by pod. The tests that failed have a cause."""
     for member in members.values():
         if member.report is None:
-            yield _test(member, None, START, member.why or "the pod wrote no report")
+            yield _test(member, None, START, member.why or "the pod has not started")
     for orders in given:
         source = members[orders.pod]
         if not orders.peers:
@@ -120,10 +120,9 @@ def judged(members: Mapping[str, Member], given: Iterable[Orders]) -> Iterator[F
 
 def _test(source: Member, target: Member | None, result: str, cause: str) -> FabricTest:
     apart = target is not None and source.network != target.network
-    name = target.node if target else ""
-    shown = f"{name} ({target.network})" if target and apart else name
+    shown = f"{target.node} ({target.network})" if target and apart else target and target.node
     remedy = REMEDIES.get(result, "") if cause else ""
-    return FabricTest(source.network, source.node, shown, apart, result, cause, remedy)
+    return FabricTest(source.network, source.node, shown or "", apart, result, cause, remedy)
 
 
 def _result(source: Member, target: Member) -> tuple[str, str]:

@@ -270,7 +270,7 @@ def test_a_cluster_without_such_nodes_or_agents(check: Check, kubelet: Kubelet) 
     assert "no agent of podfabric runs in this cluster" in done.err
     kubelet.api.add_node("cpu-0")
     done = check("--nodes", "kubernetes.io/os=linux")
-    assert "0 nodes have labels kubernetes.io/os=linux" in done.err
+    assert "0 nodes are found by kubernetes.io/os=linux" in done.err
 
 
 def test_orders_form_a_ring_in_which_each_pod_is_tested() -> None:
