@@ -6,6 +6,7 @@ import secrets
 import signal
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -122,10 +123,21 @@ def _tested(pods: PodsOfRun, nodes: list[str], arguments: argparse.Namespace) ->
     for name, each in given.items():
         pods.order(ready[name], each)
     done = pods.wait(lambda pod: pod.metadata.name not in given, end)
+    refused = _refused(pods) if any(pod.report is None for pod in done.values()) else {}
     for name, pod in done.items():
         members[name].report = pod.report
-        members[name].why = line(": ".join(pod.words)) if pod.report is None else ""
+        words = refused.get(name) or ": ".join(pod.words)
+        members[name].why = line(words) if pod.report is None else ""
     return list(members.values()), list(ring.judged(members, given.values()))
+
+
+def _refused(pods: PodsOfRun) -> dict[str, str]:
+    """The errors of refused ADDs by pod; {} without the right to list FabricNodes."""
+    with suppress(ApiError):
+        pages = list(pods.api.pages(FabricNode))
+        refusals = (it for page in pages for node in page.items for it in node.status.refusals)
+        return {it.pod.partition("/")[2]: f"ADD of {it.interface}: {it.text}" for it in refusals}
+    return {}
 
 
 def _nodes(api: ClusterApi, selector: str | None, resource: str) -> list[str]:

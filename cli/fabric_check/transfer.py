@@ -16,7 +16,7 @@ from host.netlink.links import Link
 from host.sysfs import attribute_files, infiniband, pci
 
 PROGRAM = "ib_write_bw"
-SIZE, NUMBER = 65536, 100  # 6.5 MB in all
+SIZE, NUMBER = 65536, 20  # 1.3 MB in all
 SECONDS = 10.0  # of one transfer
 _PAUSE = 0.5  # seconds, after an end of the server program
 

@@ -88,7 +88,9 @@ def soft_roce(cluster: Cluster) -> Iterator[None]:
     cluster.node.run(f"{command} {DEVICE}")
     pool = {"name": RXE, "mode": "shared", "slots": 2, "selectors": {"drivers": ["rdma_rxe"]}}
     try:
-        with configured(cluster, {"pools": [pool]}, {RXE: 2}):
+        # The interface is on another HCA than the pod's.
+        policy = {"set": {"match_device": [False]}}
+        with configured(cluster, {"pools": [pool], "policy": policy}, {RXE: 2}):
             yield
     finally:
         cluster.node.run(f"ip link delete {DEVICE}-net")

@@ -18,7 +18,7 @@ from cli.fabric_check.check_pods import RUN_LABEL, STATUS, CheckMeta, CheckPod, 
 from cli.fabric_check.probes import FabricProbe, transfer_port
 from cli.fabric_check.ring import Orders, PodReport, Rail
 from kube.resources import Meta
-from node.fabric_node import FabricNode, FabricNodeStatus, OfferedPool
+from node.fabric_node import FabricNode, FabricNodeStatus, OfferedPool, RefusalStatus
 from tests.fake_api import FakeApi, Fault
 from tests.unit.cli.commands import Printed, Shell
 from tests.waiting import join
@@ -193,6 +193,11 @@ def test_a_pod_that_does_not_start_or_report_fails_the_check(
     done = check()
     assert done.code == 1
     assert r"FAILED start: gpu-1: Evicted: \x1b[" in done.out
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0a")
+    refusal = RefusalStatus(pod="ml/fabric-check-0a-a1", interface="net1", text="no address")
+    shown = kubelet.api.look(FabricNode, "gpu-1")
+    kubelet.api.put(replace(shown, status=replace(shown.status, refusals=(refusal,))))
+    assert "FAILED start: gpu-1: ADD of net1: no address" in check().out
     kubelet.refused, kubelet.answer = set(), lambda orders: None
     done = check()
     assert "FAILED start: gpu-0: Completed: Traceback" in done.out
