@@ -29,6 +29,7 @@ Document = dict[str, Any]
 PACKAGES = {
     "busybox-static": str(images.BUSYBOX),
     "e2fsprogs": MKFS,
+    "openssh-client": "/usr/bin/ssh-keygen",
     "openssl": "/usr/bin/openssl",
     "util-linux": "/usr/bin/setpriv",
 }
@@ -339,11 +340,12 @@ def cluster(kubernetes: str) -> Iterator[Cluster]:
         archives = {name: files / f"workload-{n}.tar" for n, name in enumerate(WORKLOADS)}
         for name, archive in archives.items():
             images.write_workload(archive, name)
-        for_gpus, for_verbs = files / "for-gpus.tar", files / "for-verbs.tar"
-        images.write_for_gpus(for_gpus)
-        images.write_for_verbs(for_verbs)
+        writers = (images.write_for_gpus, images.write_for_verbs, images.write_for_jobs)
+        others = {write: files / f"other-{n}.tar" for n, write in enumerate(writers)}
+        for write, archive in others.items():
+            write(archive)
         disk = files / "disk"
-        every = [built_image.built(), *archives.values(), for_gpus, for_verbs]
+        every = [built_image.built(), *archives.values(), *others.values()]
         make_disk(disk, directories["containerd"], every)
         node = Node(directories, plane, disk)
         stack.callback(node.pull_the_plug)

@@ -1,7 +1,7 @@
 """Images of the tests' pods, as OCI archives: one static executable, and its links.
 
 The image for GPUs also has a C library and a program that uses CUDA, but no driver. The image for
-verbs has libibverbs, and a program that uses it.
+verbs has libibverbs, and a program that uses it. The image for jobs is Debian with MPI and sshd.
 
 No registry is needed: `node` imports them into containerd, under the names that pods use.
 """
@@ -17,6 +17,7 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.cluster import programs
 from tests.kernel import verbs
 from tools.compiling import CHECKOUT, compiled
 
@@ -31,6 +32,10 @@ OF_ALNAIR = "docker.io/hxhp/elastic-horovod-demo:1.0"
 VERBS = "test.podfabric/verbs:1"
 """hold_objects.c with libibverbs and the driver of Soft-RoCE, beside busybox."""
 
+JOBS = "test.podfabric/jobs:1"
+"""Debian 12 with programs of jobs, hold_objects.c, mpi_program.c, and a user with uid 1000."""
+
+HERE = Path(__file__).parent
 LIBRARIES = Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
 LOADERS = ("lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1")
 C_LIBRARY = ("libc.so.6", "libdl.so.2", "libpthread.so.0")
@@ -70,6 +75,21 @@ def write_for_verbs(path: Path) -> None:
     _write_archive(path, VERBS, layer, ["/bin/sh"], ["PATH=/usr/bin:/bin"])
 
 
+def write_for_jobs(path: Path) -> None:
+    """Write the archive of `JOBS`. Its layer is kept in the cache: Debian's packages take a
+    minute."""
+    script, program = (HERE / name for name in ("jobs_image.sh", "mpi_program.c"))
+    sources = b"".join(file.read_bytes() for file in (script, program, verbs.SOURCE))
+    layer = programs.CACHE / f"jobs-{hashlib.sha256(sources).hexdigest()[:8]}.tar"
+    if not layer.exists():
+        layer.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = layer.with_name(f"{layer.name}.new")
+        subprocess.run([script, verbs.program(), unfinished], check=True)
+        unfinished.rename(layer)
+    variables = ["PATH=/usr/sbin:/usr/bin:/bin"]
+    _write_archive(path, JOBS, layer.read_bytes(), ["/bin/sh"], variables)
+
+
 def _layer(busybox: Path, more: Mapping[str, bytes] = {}) -> bytes:
     links = subprocess.run(
         [busybox, "--list"], check=True, capture_output=True, text=True
@@ -98,7 +118,7 @@ def _write_archive(
     path: Path, name: str, layer: bytes, command: list[str], variables: list[str]
 ) -> None:
     """An OCI image layout in a tar file, with one image of one layer."""
-    compressed = gzip.compress(layer, mtime=0)
+    compressed = gzip.compress(layer, 1, mtime=0)
     configuration = {
         "architecture": "amd64",
         "os": "linux",

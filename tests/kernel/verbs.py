@@ -1,6 +1,7 @@
 """A program that uses verbs, and Soft-RoCE devices for it.
 
-In the guest: `python -m tests.kernel.verbs DEVICE` makes a Soft-RoCE device.
+In the guest: `python -m tests.kernel.verbs DEVICE` makes a Soft-RoCE device, and
+`python -m tests.kernel.verbs DEVICE OTHER` two that reach each other.
 """
 
 import os
@@ -24,13 +25,20 @@ def program() -> Path:
     return compiled(["gcc", *flags, str(SOURCE), "-libverbs"], built, [SOURCE])
 
 
-def make(device: str) -> str:
-    """Make a Soft-RoCE device on a new interface, and return the interface's name."""
+def make(device: str, *other: str) -> str:
+    """Make a Soft-RoCE device on a new interface, and return the interface's name.
+
+    With an `other` device the two interfaces are the ends of a cable, which transports packets
+    between their link-local addresses. The kernel would not send to another address of its own.
+    """
     netdev = f"{device}-net"
     run("/sbin/modprobe", "rdma_rxe")
-    run(IP, "link", "add", netdev, "type", "dummy")
-    run(IP, "link", "set", netdev, "up")
-    run(RDMA, "link", "add", device, "type", "rxe", "netdev", netdev)
+    end = ("peer", "name", f"{other[0]}-net") if other else ()
+    run(IP, "link", "add", netdev, "type", "veth" if other else "dummy", *end)
+    for name in (device, *other):
+        run(IP, "link", "set", f"{name}-net", "up", *(("mtu", "4500") if other else ()))
+    for name in (device, *other):
+        run(RDMA, "link", "add", name, "type", "rxe", "netdev", f"{name}-net")
     return netdev
 
 
@@ -45,4 +53,4 @@ def soft_roce(device: str) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    make(sys.argv[1])
+    make(*sys.argv[1:])
