@@ -22,6 +22,7 @@ from policy.rules import Policy
 from tests.runtime import CHECKOUT
 
 PAGES = sorted([CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")])
+JOBS = sorted((CHECKOUT / "netattach-examples/jobs").glob("*.yaml"))
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`(podfabric [^`]+)`")
 OURS = ("ipoib", "sriov", "ib-sriov", "rdma")
@@ -165,6 +166,12 @@ def test_an_object_or_a_configuration_is_one_that_is_accepted(text: str, tmp_pat
             assert list(unknown(document, schema(""))) == []
             if "config" in document:
                 require_configuration(document["config"], tmp_path / "config.yaml")
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: str(path.stem))
+def test_a_definition_of_a_job_is_accepted(path: Path) -> None:
+    kinds = {each["kind"]: each for each in yaml.safe_load_all(path.read_text())}
+    require_works(kinds["NetworkAttachmentDefinition"]["spec"]["config"])
 
 
 def require_configuration(document: object, path: Path) -> None:
