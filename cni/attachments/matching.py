@@ -147,6 +147,16 @@ class Match:
             f"{self.holdings.shown()}: {remedy}, or {OPT_OUT}"
         )
 
+    def require_own(self, hca: str, rdma: Iterable[str], what: str) -> None:
+        """Raise CNIError 120 or 121 unless the pod may use the HCA of an interface, `what`."""
+        rdma = tuple(rdma)
+        reason = self.refusal(hca, what, rdma, 'set "master": "auto"')
+        if reason is not None:
+            raise mismatch(reason)
+        denied = self.held((hca, *rdma))
+        if denied is not None:
+            raise self.error(denied, "master", what)
+
     def held(self, names: Iterable[str]) -> Denied | None:
         """The first of `names` (address, RDMA devices) that another pod holds exclusively."""
         if self._may_be_unassigned and not self._match_device:

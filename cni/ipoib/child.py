@@ -24,6 +24,7 @@ from cni.spec.attachment import Attachment
 from cni.spec.request import Request
 from cni.spec.result import Interface
 from host import netdev_move
+from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netdev_move import Mark
 from host.netlink import interface_addresses, link_changes, links
@@ -88,13 +89,31 @@ def make(
     mark, name = Mark(attachment.key), attachment.ifname
     # The kernel refuses a name that the host has (rtnl_newlink, net/core/rtnetlink.c).
     first = mark.temporary_name if links.has_name(host, name) else name
-    child = link_changes.make_ipoib_child(
-        *(host, pod, namespace, first, mark.index),
-        *(plan.parent, plan.pkey, plan.mode, plan.umcast),
+    settings = [
+        ("IFLA_IPOIB_PKEY", plan.pkey),
+        ("IFLA_IPOIB_MODE", plan.mode),
+        ("IFLA_IPOIB_UMCAST", int(plan.umcast)),
+    ]
+    child = link_changes.make_child(
+        host, pod, namespace, first, mark.index, plan.parent, "ipoib", settings
     )
+    _require_as_planned(pod, child, plan)
     # A child starts with the port's maximum, not with its parent's MTU.
     link_changes.finish(pod, child, name, mark.alias, plan.mtu)
     return msgspec.structs.replace(child, name=name, alias=mark.alias, mtu=plan.mtu)
+
+
+def _require_as_planned(pod: Rtnetlink, child: Link, plan: ChildPlan) -> None:
+    """Delete the child and raise HostError if the kernel changed its settings."""
+    if (child.pkey, child.mode, child.umcast) == (plan.pkey, plan.mode, plan.umcast):
+        return
+    link_changes.delete(pod, child)
+    raise HostError(
+        f'the kernel made the IPoIB child of "{plan.parent.name}" with P_Key {child.pkey or 0:#06x}'
+        f", mode {child.mode} and umcast {child.umcast}, but P_Key {plan.pkey:#06x}, mode "
+        f"{plan.mode} and umcast {plan.umcast} were requested: request values that "
+        f'"{plan.parent.name}" supports'
+    )
 
 
 def configure(

@@ -109,7 +109,7 @@ def _read(network: NetworkConfig) -> IpoibOptions:
         )
     return IpoibOptions(
         masters=_masters(written.master),
-        device_id=_device_id(network),
+        device_id=network.device_id(),
         match_device=written.match_device,
         # The kernel makes every child a full member (ipoib_vlan.c).
         pkey=None if pkey is None else PKey(pkey | 0x8000),
@@ -140,14 +140,6 @@ def _masters(master: str | list[str]) -> tuple[str, ...]:
     for name in names:
         config.require_interface_name(name, "master")
     return names
-
-
-def _device_id(network: NetworkConfig) -> DeviceId:
-    ids = network.device_ids()
-    if len(set(ids.values())) > 1:
-        listed = ", ".join(f'"{path}" is "{device_id}"' for path, device_id in ids.items())
-        raise invalid_config(f"{listed}: write one device into all these keys, or keep one key")
-    return next(iter(ids.values()), DeviceId(""))
 
 
 def _mode(mode: str | None) -> str | None:

@@ -73,7 +73,7 @@ def _child_on(
         plan = _allowed(paths, plan, request, match)
     _require_possible(plan)
     if match is not None:
-        _require_own_hca(plan, match)
+        match.require_own(plan.hca, plan.rdma, f'parent "{plan.parent.name}"')
     if not parent.up:
         raise CNIError(
             Code.TRY_AGAIN,
@@ -136,17 +136,6 @@ def _given_parents(
             "ib_ipoib is loaded"
         )
     return sorted(names, key=lambda name: name not in active)
-
-
-def _require_own_hca(plan: ChildPlan, match: Match) -> None:
-    """Raise CNIError unless the pod may use the parent's HCA."""
-    what = f'parent "{plan.parent.name}"'
-    reason = match.refusal(plan.hca, what, plan.rdma, 'set "master": "auto"')
-    if reason is not None:
-        raise mismatch(reason)
-    held = match.held((plan.hca, *plan.rdma))
-    if held is not None:
-        raise match.error(held, "master", what)
 
 
 def _allowed(paths: Paths, plan: ChildPlan, request: Request, match: Match) -> ChildPlan:

@@ -166,6 +166,14 @@ class NetworkConfig(msgspec.Struct, frozen=True, dict=True):
                 return _read_attachments(key, self.keys[key])
         return None
 
+    def device_id(self) -> DeviceId:
+        """The device id, or "". Raises CNIError 7 if keys name several devices."""
+        ids = self.device_ids()
+        if len(set(ids.values())) > 1:
+            listed = ", ".join(f'"{path}" is "{device_id}"' for path, device_id in ids.items())
+            raise invalid_config(f"{listed}: write one device into all these keys, or keep one key")
+        return next(iter(ids.values()), DeviceId(""))
+
     def device_ids(self) -> dict[str, DeviceId]:
         """The device ids by path. Raises CNIError 7 if a device id is not a string."""
         texts = {path: self.at(path, str) for path in DEVICE_ID_PATHS}

@@ -1,7 +1,7 @@
 """Creates, moves, configures and deletes interfaces. `links` looks interfaces up."""
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyroute2.netlink import NLM_F_CREATE, NLM_F_EXCL
 from pyroute2.netlink.rtnl import (
@@ -13,7 +13,6 @@ from pyroute2.netlink.rtnl import (
 )
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
-from host.errors import HostError
 from host.namespaces import NetworkNamespace
 from host.netlink import links
 from host.netlink.links import IFALIASZ, XDP_MODES, Link
@@ -23,51 +22,39 @@ from host.netlink.sockets import ChangeRequest, Rtnetlink
 IN6_ADDR_GEN_MODE_NONE = 1  # linux/if_link.h
 
 
-def make_ipoib_child(
-    host: Rtnetlink,
+def make_child(
+    parents: Rtnetlink,
     pod: Rtnetlink,
     namespace: NetworkNamespace,
     name: str,
     index: int,
     parent: Link,
-    pkey: int,
-    mode: str,
-    umcast: bool,
+    kind: str,
+    settings: Sequence[tuple[str, object]],
+    mac: str = "",
 ) -> Link:
-    """Create a child of an IPoIB parent of the host in the pod.
+    """Create a child of `parent` in the pod. `settings` are attributes of the kind.
 
-    This skips two RCU waits of a move and a rename (drivers/infiniband/ulp/ipoib/ipoib_netlink.c).
-    Neither namespace may have the name or the index (rtnl_newlink).
+    `parents` is a socket in the parent's namespace. For IPoIB this skips two RCU waits of a move
+    and a rename (drivers/infiniband/ulp/ipoib/ipoib_netlink.c). Neither namespace may have the name
+    or the index (rtnl_newlink).
     """
-    settings = [
-        ("IFLA_IPOIB_PKEY", pkey),
-        ("IFLA_IPOIB_MODE", mode),
-        ("IFLA_IPOIB_UMCAST", int(umcast)),
-    ]
-    info = [("IFLA_INFO_KIND", "ipoib"), ("IFLA_INFO_DATA", {"attrs": settings})]
+    info = [("IFLA_INFO_KIND", kind), ("IFLA_INFO_DATA", {"attrs": list(settings)})]
     request = message(
         LinkMessage,
         [
             ("IFLA_IFNAME", name),
             ("IFLA_LINK", parent.index),
             ("IFLA_NET_NS_FD", namespace.descriptor),
+            *([("IFLA_ADDRESS", mac)] if mac else []),
             ("IFLA_LINKINFO", {"attrs": info}),
         ],
         index=index,
     )
-    what = f'making an IPoIB child of "{parent.name}" with P_Key {pkey:#06x}, mode {mode}'
-    host.change(ChangeRequest(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
-    child = links.require(pod, name)
-    made = (child.pkey, child.mode, child.umcast)
-    if made != (pkey, mode, umcast):
-        delete(pod, child)
-        raise HostError(
-            f'the kernel made the IPoIB child of "{parent.name}" with P_Key '
-            f"{child.pkey or 0:#06x}, mode {child.mode} and umcast {child.umcast}, but P_Key "
-            f"{pkey:#06x}, mode {mode} and umcast {umcast} were requested: request values that "
-            f'"{parent.name}" supports'
-        )
-    return child
+    words = ", ".join(f"{name.rpartition('_')[2].lower()} {value}" for name, value in settings)
+    what = f'making a child of kind {kind} of "{parent.name}" with {words}'
+    parents.change(ChangeRequest(what, RTM_NEWLINK, request, NLM_F_CREATE | NLM_F_EXCL))
+    return links.require(pod, name)
 
 
 def set_mtu(route: Rtnetlink, link: Link, mtu: int) -> None:

@@ -60,6 +60,9 @@ XDP_MODES = {  # the attribute with the program's id, and the flag of the mode
     "hardware": ("IFLA_XDP_HW_PROG_ID", XDP_FLAGS_HW_MODE),
 }
 
+_WITH_DATA = ("ipoib", "macvlan", "ipvlan", "vlan")  # the kinds whose data are read
+IPVLAN_MODES = ("l2", "l3", "l3s")  # in the order of enum ipvlan_mode (linux/if_link.h)
+
 LINK_TYPES = {ARPHRD_ETHER: "ether", ARPHRD_INFINIBAND: "infiniband", 772: "loopback"}
 
 
@@ -77,8 +80,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # the hardware's name on its bus, a BDF on PCI; "" for virtual interfaces
     altnames: tuple[str, ...] = ()
     pkey: int | None = None
-    mode: str = ""  # "datagram", "connected", "" if not IPoIB
+    mode: str = ""  # of IPoIB ("datagram"), macvlan ("bridge") or ipvlan ("l2")
     umcast: bool = False
+    vlan: int = 0  # the VLAN ID of a VLAN interface
     settings: dict[str, int] = {}  # the SETTINGS that this kernel has
     xdp: tuple[str, ...] = ()  # the XDP_MODES in which the interface has a program
 
@@ -256,8 +260,10 @@ def of_message(answer: LinkMessage) -> Link:
     shown = attributes(answer)
     info = shown.get("IFLA_LINKINFO")
     kind = info.get_attr("IFLA_INFO_KIND", "") if info else ""
-    ipoib = attributes(info.get_attr("IFLA_INFO_DATA")) if info and kind == "ipoib" else {}
-    mode = ipoib.get("IFLA_IPOIB_MODE", "")
+    data = attributes(info.get_attr("IFLA_INFO_DATA")) if info and kind in _WITH_DATA else {}
+    mode = data.get(f"IFLA_{kind.upper()}_MODE", "")
+    if kind == "ipvlan":
+        mode = dict(enumerate(IPVLAN_MODES)).get(mode)
     xdp = shown.get("IFLA_XDP")
     programs = attributes(xdp) if xdp else ()
     return Link(
@@ -273,9 +279,10 @@ def of_message(answer: LinkMessage) -> Link:
         parent=shown.get("IFLA_LINK", 0),
         device=shown.get("IFLA_PARENT_DEV_NAME", ""),
         altnames=tuple(shown["IFLA_PROP_LIST"].altnames()) if "IFLA_PROP_LIST" in shown else (),
-        pkey=ipoib.get("IFLA_IPOIB_PKEY"),
+        pkey=data.get("IFLA_IPOIB_PKEY"),
         mode=mode if isinstance(mode, str) else "",
-        umcast=bool(ipoib.get("IFLA_IPOIB_UMCAST")),
+        umcast=bool(data.get("IFLA_IPOIB_UMCAST")),
+        vlan=data.get("IFLA_VLAN_ID", 0),
         settings={name: shown[kind] for name, kind in SETTINGS.items() if kind in shown},
         xdp=tuple(name for name, (kind, _) in XDP_MODES.items() if kind in programs),
     )

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self, TypeVar
 from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg, nlmsg_base, nlmsgerr
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-from pyroute2.netlink.rtnl.ifinfmsg.plugins.ipoib import ipoib
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 RTEXT_FILTER_VF, RTEXT_FILTER_SKIP_STATS = 0x1, 0x8  # linux/rtnetlink.h
@@ -201,10 +200,21 @@ class LinkMessage(_Message, ifinfmsg):
         """The XDP programs."""
 
     class ifinfo(_Attributes, ifinfmsg.ifinfo):
-        """The kind of the interface, and the data of that kind. podfabric uses data of IPoIB."""
+        """The kind of the interface, and the data of that kind."""
 
         nested = ("IFLA_INFO_DATA",)
-        info_data = ipoib
+        kind = ""  # of a request: `encode_nlas` removes the attribute before the data's turn
+
+        def encode_nlas(self, offset: int) -> int:
+            self.kind = self.get_attr("IFLA_INFO_KIND")
+            return super().encode_nlas(offset)
+
+        @staticmethod
+        def info_data(info: Any, *_: Any, **__: Any) -> type[nla]:  # noqa: ANN401
+            """The class of the data."""
+            kind = info.kind or info.get_attr("IFLA_INFO_KIND")
+            form: type[nla] = info.data_map.get(kind, info.hex)
+            return form
 
     class vflist(ifinfmsg.vflist):
         class vfinfo(ifinfmsg.vflist.vfinfo):

@@ -67,8 +67,10 @@ def test_ipoib_child_is_made_and_read(kernel: Kernel) -> None:
     kernel.answers(refusal(0))
     kernel.answers(message(RTM_NEWLINK, bytes.fromhex(IFINFOMSG) + named + info, 2))
     route, netns = kernel.route, NetworkNamespace(9, "/run/netns/pod")
-    of_parent = PF, 0x8001, "connected", False
-    child = link_changes.make_ipoib_child(route, route, netns, "c", 0x70ABCDEF, *of_parent)
+    settings = {"PKEY": 0x8001, "MODE": "connected", "UMCAST": 0}
+    named_settings = [(f"IFLA_IPOIB_{key}", value) for key, value in settings.items()]
+    of_parent = PF, "ipoib", named_settings
+    child = link_changes.make_child(route, route, netns, "c", 0x70ABCDEF, *of_parent)
     assert (child.kind, child.pkey, child.mode, child.umcast) == (
         "ipoib",
         0x8001,
@@ -80,6 +82,26 @@ def test_ipoib_child_is_made_and_read(kernel: Kernel) -> None:
     made = b"".join(attr(kind, struct.pack("=I", number)) for kind, number in numbers.items())
     header = struct.pack("=BxHiII", 0, 0, 0x70ABCDEF, 0, 0)  # struct ifinfomsg
     assert request[16:] == header + named + made + info
+
+
+def test_ipvlan_child_is_made_and_read(kernel: Kernel) -> None:
+    # IFLA_LINKINFO (18): IFLA_INFO_KIND (1), IFLA_INFO_DATA (2): IFLA_IPVLAN_MODE (1) l3s (2)
+    info = bytes.fromhex("1c001200 0b000100 6970766c 616e0000 0c000200 06000100 02000000")
+    named = attr(3, b"c\0")  # IFLA_IFNAME
+    kernel.answers(refusal(0))
+    kernel.answers(message(RTM_NEWLINK, bytes.fromhex(IFINFOMSG) + named + info, 2))
+    route, netns = kernel.route, NetworkNamespace(9, "/run/netns/pod")
+    settings = [("IFLA_IPVLAN_MODE", 2)]
+    child = link_changes.make_child(route, route, netns, "c", 0x70ABCDEF, PF, "ipvlan", settings)
+    assert (child.kind, child.mode) == ("ipvlan", "l3s")
+    assert kernel.requests[0].endswith(info)
+
+
+def test_vlan_id_is_read(kernel: Kernel) -> None:
+    # IFLA_INFO_DATA (2): IFLA_VLAN_ID (1) 7
+    info = bytes.fromhex("1c001200 09000100 766c616e 00000000 0c000200 06000100 07000000")
+    kernel.answers(message(RTM_NEWLINK, bytes.fromhex(IFINFOMSG) + attr(3, b"c\0") + info, 1))
+    assert links.require(kernel.route, "c").vlan == 7
 
 
 def test_new_child_gets_its_name_and_alias_last(kernel: Kernel) -> None:
