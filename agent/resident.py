@@ -37,12 +37,11 @@ from agent.settings import PARTS, UNIX, Loaded, Settings
 from base import decoding, locks, loop, unix_socket
 from base.paths import Paths
 from base.watching import WatchedFile
+from cni import interfaces
 from cni.attachments import node_facts, pod_choices
 from cni.attachments.journal import Journal
 from cni.attachments.orphans import Sweeper, sweep_all
-from cni.ipoib.plugin import IPoIB
 from cni.rdma.plugin import Rdma
-from cni.sriov.plugin import Sriov
 from deviceplugin.pools import formats
 from deviceplugin.service import Service
 from host import procfs
@@ -130,16 +129,15 @@ class Agent:
         self._policies = AgentPolicies(paths, self._policy)
         stack.callback(self._policies.close)
         lessee = self._make_addresses()
-        self._ipoib = IPoIB(paths, self._addresses, self._policies.source)
-        self._sriov = Sriov(paths, self._addresses, self._policies.source)
+        source = self._policies.source
+        self._interfaces = interfaces.by_executable(paths, self._addresses, source)
         ipam, rdma = IpamExecutable(self._addresses, paths.locks), Rdma(paths)
         gpu_limits = self._make_devices()
         self._workers = Workers(self._settings.workers)
         self._make_metrics(gpu_limits, lessee)
         self._calls = Calls(
             {
-                "ipoib": lambda environ: self._ipoib,
-                **dict.fromkeys(("sriov", "ib-sriov"), lambda environ: self._sriov),
+                **interfaces.loaders(self._interfaces),
                 "rdma": lambda environ: rdma,
                 **dict.fromkeys((OURS, *TAKEN_OVER), lambda environ: ipam),
                 **extra(self._addresses),
@@ -193,7 +191,7 @@ class Agent:
 
     def _make_metrics(self, gpu_limits: AgentGpuLimits, lessee: "Lessee | None") -> None:
         self._metrics = Metrics(
-            plugins=(OURS, "ipoib", "sriov", "ib-sriov", "rdma"),
+            plugins=(OURS, *self._interfaces, "rdma"),
             usage=self._addresses.usage,
             attachments=Journal(self._paths).counts,
             by_range=self._settings.listen.startswith(UNIX),  # only root can open a unix socket
@@ -250,7 +248,8 @@ class Agent:
             self._sockets.callback(self._report.close)
         if self._settings.sweep or self._leaving is not None:
             sweeper = Sweeper(
-                lambda: sweep_all(self._addresses, self._ipoib, self._sriov), self._metrics.swept
+                lambda: sweep_all(self._addresses, *dict.fromkeys(self._interfaces.values())),
+                self._metrics.swept,
             )
             self._sockets.callback(sweeper.close)
         gc.freeze()  # these objects exist as long as the agent: no collection needs to visit them

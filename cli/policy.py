@@ -16,6 +16,7 @@ from cli import output
 from cli.arguments import file, namespace
 from cli.output import Cell, Table
 from cni.ipoib import options as ipoib_options
+from cni.macvlan import options as macvlan_options
 from cni.spec import rail_keys
 from cni.spec.config import decode
 from cni.spec.errors import CNIError
@@ -229,6 +230,10 @@ def _judged(plugin: str, request: Request, allowed: Allowance) -> Allowance:
     """The `Allowance` with the rules that are left after all checks. Raises CNIError 7 and 121."""
     if plugin == "ipoib":
         return _addresses(request, ipoib_options.allowed(ipoib_options.read(request), allowed))
+    kind = plugin.removeprefix("podfabric-")
+    if kind in macvlan_options.MODES:
+        of_macvlan = macvlan_options.read(request, kind)
+        return _addresses(request, macvlan_options.allowed(of_macvlan, allowed))
     if plugin in SRIOV:
         options = sriov_options.read(request, needs_device=False)
         return _addresses(request, vf_policy.by_options(options, allowed))

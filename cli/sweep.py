@@ -6,11 +6,10 @@ import sys
 
 from base.paths import Paths
 from base.text import printable
+from cni import interfaces
 from cni.attachments import node_facts
 from cni.attachments.orphans import sweep_all
-from cni.ipoib.plugin import IPoIB
 from cni.spec.errors import CNIError
-from cni.sriov.plugin import Sriov
 from host import procfs
 from policy import stored_policies
 
@@ -24,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         paths = Paths.from_environ(os.environ)
         procfs.use(paths.proc)
         addresses = node_facts.addresses_of(paths, stored_policies.on_node(paths))
-        done = sweep_all(addresses, IPoIB(paths), Sriov(paths))
+        done = sweep_all(addresses, *dict.fromkeys(interfaces.by_executable(paths).values()))
     except CNIError as error:
         sys.stderr.write(f"podfabric sweep: {error}\n")
         return 1

@@ -32,6 +32,24 @@ def sriov() -> None:
     serve(load, "podfabric sriov: moves an SR-IOV virtual function into a pod")
 
 
+def macvlan() -> None:
+    def load() -> "Plugin":
+        from cni.macvlan.plugin import Macvlan
+
+        return Macvlan(paths())
+
+    serve(load, "podfabric macvlan: gives a pod a macvlan interface on its RoCE HCA")
+
+
+def ipvlan() -> None:
+    def load() -> "Plugin":
+        from cni.macvlan.plugin import Ipvlan
+
+        return Ipvlan(paths())
+
+    serve(load, "podfabric ipvlan: gives a pod an ipvlan interface on its RoCE HCA")
+
+
 def rdma() -> None:
     def load() -> "Plugin":
         from cni.rdma.plugin import Rdma

@@ -241,7 +241,7 @@ class IpamExecutable:
         """No address is probed, because the caller configures the interface."""
         if self._addresses.probes_all(request):
             raise invalid_config(
-                '"ipam.probe": only the plugins "ipoib" and "sriov" probe addresses: remove the key'
+                '"ipam.probe": only podfabric\'s interface plugins probe addresses: remove the key'
             )
         allowance = self._addresses.allowance(request)
         with self._locked(request):
@@ -257,7 +257,7 @@ class IpamExecutable:
                     self._addresses.undo(grant)
                 raise
         if grant.unprobed:
-            why = "only ipoib and sriov probe addresses"
+            why = "only podfabric's interface plugins probe addresses"
             self._addresses.pass_unprobed(request, grant, why)
         return result
 

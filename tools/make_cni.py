@@ -16,6 +16,8 @@ from tools import build_launcher
 MEASURED = Path(sysconfig.get_paths()["purelib"]) / "a0_measured.pth"
 """While it is there, each process of the virtual environment measures what it covers."""
 
+STANDALONE = ("ipoib", "ipvlan", "macvlan", "rdma", "sriov")  # functions of cni.standalone
+
 # Isolated from the caller's PYTHON* variables and working directory (-I), because a runtime passes
 # its whole environment on. Without the site machinery (-S), because every call pays for the start.
 _SCRIPT = """\
@@ -29,12 +31,12 @@ from cni.standalone import {executable}
 
 def script(name: str) -> bytes:
     """The executable of a plugin."""
-    executable = {"ib-sriov": "sriov"}.get(name, name)
+    executable = {"ib-sriov": "sriov"}.get(name, name.removeprefix("podfabric-"))
     return _SCRIPT.format(
         python=Path(sys.prefix) / "bin" / "python3",
         options="-I" if MEASURED.exists() else "-IS",  # the site machinery starts the measurement
         path=[str(CODE), sysconfig.get_paths()["purelib"]],
-        executable=executable if executable in ("ipoib", "rdma", "sriov") else "ipam",
+        executable=executable if executable in STANDALONE else "ipam",
     ).encode()
 
 

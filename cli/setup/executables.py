@@ -24,11 +24,18 @@ PLUGINS = (
     "ib-sriov",  # the name of `sriov` in definitions for InfiniBand
     "ipoib",
     "podfabric-ipam",
+    "podfabric-ipvlan",
+    "podfabric-macvlan",
     "rdma",
     "sriov",
 )
 
-EVERY = (*PLUGINS, *sorted(SERVED[1:]))  # also the names that only `--plugins` installs
+EVERY = (
+    *PLUGINS,
+    "ipvlan",
+    "macvlan",
+    *sorted(SERVED[1:]),
+)  # also the names that only `--plugins` installs
 
 INSTALLED = (*EVERY, HOOK)
 

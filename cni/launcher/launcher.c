@@ -77,10 +77,14 @@ static const char *const versions[] = {"0.1.0", "0.2.0", "0.3.0", "0.3.1",
 static const char *const abouts[][2] = {
     {"ib-sriov", "podfabric sriov: moves an SR-IOV virtual function into a pod"},
     {"ipoib", "podfabric ipoib: gives a pod an IP-over-InfiniBand interface"},
+    {"ipvlan", "podfabric ipvlan: gives a pod an ipvlan interface on its RoCE HCA"},
+    {"macvlan", "podfabric macvlan: gives a pod a macvlan interface on its RoCE HCA"},
     {"rdma", "podfabric rdma: gives a pod the RDMA device of the VF that sriov gave it"},
     {"sriov", "podfabric sriov: moves an SR-IOV virtual function into a pod"},
     {"nv-ipam", "podfabric-ipam: gives pods addresses of nv-ipam's pools"},
     {"podfabric-ipam", "podfabric-ipam: gives pods addresses from ranges, kept on this node"},
+    {"podfabric-ipvlan", "podfabric ipvlan: gives a pod an ipvlan interface on its RoCE HCA"},
+    {"podfabric-macvlan", "podfabric macvlan: gives a pod a macvlan interface on its RoCE HCA"},
     {"whereabouts", "podfabric-ipam: gives pods addresses from ranges, kept on this node"},
 };
 

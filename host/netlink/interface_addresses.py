@@ -226,6 +226,25 @@ def _gateways(shown: dict[str, Any]) -> set[IPAddress]:
     }
 
 
+def default_route(route: Rtnetlink) -> int:
+    """The index of the interface of the first default route, of IPv4 before IPv6. 0 without one."""
+    for family in _ANY:
+        request = message(RouteMessage, family=family)
+        with trying("listing routes"):
+            listed = route.table(RTM_GETROUTE, request)
+        for present in listed:
+            index = int(present.get_attr("RTA_OIF", 0))
+            in_main = present.get_attr("RTA_TABLE") == RT_TABLE_MAIN
+            if (
+                present["dst_len"] == 0
+                and in_main
+                and index
+                and present["type"] == rt_type["unicast"]
+            ):
+                return index
+    return 0
+
+
 class Sysctl(NamedTuple):
     """A value for /proc/sys/net/ipv<family>/conf/<interface>/<name>."""
 

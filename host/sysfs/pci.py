@@ -350,6 +350,11 @@ def _address_under(paths: Paths, kind: str, name: str) -> str:
     return address if address and attribute_files.exists(_device(paths, address)) else ""
 
 
+def soft_rdma_of(paths: Paths, netdev: str) -> tuple[str, ...]:
+    """The names of the software RDMA devices on a netdev, sorted."""
+    return tuple(sorted(_soft_rdma(paths).get(netdev, ())))
+
+
 def _soft_rdma(paths: Paths) -> dict[str, list[str]]:
     """Software RDMA devices, such as Soft-RoCE, by their netdev."""
     by_netdev: dict[str, list[str]] = {}

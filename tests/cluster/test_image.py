@@ -230,7 +230,8 @@ def test_init_container_installs_this_machines_launchers(rootfs: Path, tmp_path:
     ours = rootfs / f"opt/podfabric/lib/podfabric/launcher-{platform.machine()}"
     installed = tmp_path / "host/opt/cni/bin"
     assert {path.name for path in installed.iterdir()} == {
-        *("ib-sriov", "ipoib", "podfabric-ipam", "podfabric-memlock", "rdma", "sriov")
+        *("ib-sriov", "ipoib", "podfabric-ipam", "podfabric-ipvlan", "podfabric-macvlan"),
+        *("podfabric-memlock", "rdma", "sriov"),
     }
     assert all(path.read_bytes() == ours.read_bytes() for path in installed.iterdir())
 

@@ -84,7 +84,7 @@ spec:
             {{- if $root.Values.ipam.nv_ipam }}{{ $plugins = append $plugins "nv-ipam" }}{{ end }}
             {{- if ne $root.Values.ipam.whereabouts "None" }}{{ $plugins = append $plugins "whereabouts" }}{{ end }}
             {{- with $plugins }}
-            - --plugins=ib-sriov,ipoib,podfabric-ipam,rdma,sriov,{{ join "," . }}
+            - --plugins=ib-sriov,ipoib,podfabric-ipam,podfabric-ipvlan,podfabric-macvlan,rdma,sriov,{{ join "," . }}
             {{- end }}
             {{- end }}
             {{- if $limitsGpus }}

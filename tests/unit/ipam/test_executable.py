@@ -100,5 +100,5 @@ def test_other_main_plugins_cannot_have_each_address_probed(
     asked = request("ADD", {**POOL, "probe": "always"}, "c1")
     error = error_of(lambda: executable.add(asked))
     assert error.code == Code.INVALID_CONFIG
-    assert '"ipam.probe": only the plugins "ipoib" and "sriov"' in error.message
+    assert '"ipam.probe": only podfabric\'s interface plugins probe' in error.message
     assert node.held() == {}
