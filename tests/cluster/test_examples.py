@@ -39,6 +39,7 @@ IPOIB_OFFERED = {"rdma/hca": 32, "rdma/rail0": 16, "rdma/rail1": 16}
 VF = "example.com/eth_vf"
 CANNOT = {
     "nccl": "the machine has no GPU",
+    "roce-macvlan": "the machine's HCAs are InfiniBand",
     "sriov-dpdk": "the machine's CPU has no pages of 1 GiB",
     "sriov-vlan": "max_tx_rate is more than the emulated card's 1000 Mbit/s",
     "sriov-whole-pf": "rdmaIsolation: the emulated card has no RDMA device",

@@ -25,7 +25,7 @@ PAGES = sorted([CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")])
 JOBS = sorted((CHECKOUT / "netattach-examples/jobs").glob("*.yaml"))
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`(podfabric [^`]+)`")
-OURS = ("ipoib", "sriov", "ib-sriov", "rdma")
+OURS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-macvlan", "podfabric-ipvlan")
 # Of config.yaml, and of the files of other device plugins.
 CONFIGURATION = {"agent", "policy", "ipam", "pools", "gpus", "gpuLimits"}
 OTHERS = {"configList", "resourceList"}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from cni.ipoib.options import KNOWN as IPOIB
+from cni.macvlan.options import KNOWN as MACVLAN
 from cni.sriov.options import KNOWN as SRIOV
 from cni.sriov.options import _SriovRuntimeConfig
 from ipam.config.options import ArgumentIPs, IpamKeys, RuntimeIPs
@@ -34,6 +35,7 @@ def written(struct: type[msgspec.Struct], where: str = "") -> set[str]:
 
 OPTIONS = {
     "ipoib": set(IPOIB),
+    "macvlan": {*MACVLAN, "runtimeConfig.mac"},
     "sriov": set(SRIOV) | written(_SriovRuntimeConfig, "runtimeConfig."),
     "podfabric-ipam": written(IpamKeys)
     | written(RuntimeIPs, "runtimeConfig.")
