@@ -18,7 +18,7 @@ from tests.waiting import until
 
 __all__ = ["Answer", "Node", "network", "node"]
 
-PLUGINS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-ipam", "noop")
+PLUGINS = ("ipoib", "sriov", "ib-sriov", "rdma", "podfabric-macvlan", "podfabric-ipam", "noop")
 
 
 @dataclass

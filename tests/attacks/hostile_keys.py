@@ -14,6 +14,7 @@ from typing import Any
 from msgspec import inspect
 
 from cni.ipoib import options as ipoib
+from cni.macvlan import options as macvlan
 from cni.spec import config as spec
 from cni.spec.result import DNS, Interface, IPConfig, Route
 from cni.sriov import options as sriov
@@ -26,6 +27,7 @@ IPAM = {"type": "podfabric-ipam", "range": "10.9.0.0/16"}
 BASES: Mapping[str, Mapping[str, Any]] = {
     "podfabric-ipam": {"ipam": IPAM},
     "ipoib": {"master": "none0", "ipam": IPAM},
+    "podfabric-macvlan": {"master": "none0", "ipam": IPAM},
     "sriov": {"deviceID": "0000:ff:1f.7", "ipam": IPAM},
     "rdma": {"prevResult": {"cniVersion": "1.1.0"}},
 }
@@ -52,6 +54,7 @@ SHAPES: Mapping[str, Mapping[Key, type]] = {
         ("args", "cni"): ipam.ArgumentIPs,
     },
     "ipoib": {(): ipoib.IpoibKeys},
+    "podfabric-macvlan": {(): macvlan.MacvlanKeys},
     "sriov": {(): sriov._SriovConfig},
     "rdma": {},
 }
