@@ -1,4 +1,4 @@
-"""The CNI plugin `ipoib`: a child of an IPoIB parent, moved into the pod.
+"""The CNI plugin `ipoib`: a child of an IPoIB parent, made in the pod.
 
 `plugin` has the steps of each verb, in order. `options` reads the network configuration. `parents`
 chooses the parent. `child` makes, configures, compares and removes the interface.
