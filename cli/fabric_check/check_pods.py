@@ -2,9 +2,9 @@
 
 The container of each pod needs a ConfigMap with its orders. The kubelet makes the sandbox with its
 interfaces before it reads the ConfigMap, and starts the container when the ConfigMap exists. So the
-orders have the addresses that the pods got, a pod needs only one HCA, and nobody connects to a pod
-from outside. A pod ends with its report as termination message, which is in the pod's status. The
-other ways need more: pods/proxy a way from the API server to pods, a service account a token.
+orders have the addresses that the pods got, a pod needs only one HCA, and only pods of the run
+connect to a pod. A pod ends with its report as termination message, which is in the pod's status.
+The other ways need more: pods/proxy a way from the API server to pods, a service account a token.
 """
 
 import time

@@ -192,7 +192,7 @@ def _socket(rail: Rail, port: int = 0) -> socket.socket:
 def _call(
     own: Rail, there: Rail, size: int = _SMALL, said: bytes = b"", tries: int = _TRIES
 ) -> tuple[bytes, str]:
-    """Send a packet of `size` bytes, which nobody may fragment, until an equal one comes back.
+    """Send a packet of `size` bytes, unfragmented, until a packet of this size comes back.
 
     Returns the answer, or b"" and the reason.
     """
