@@ -144,6 +144,7 @@ def launched(namespace: Namespace, launcher: Document, name: str, **changed: str
     return log
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("soft_roce")
 def test_a_job_of_mpi_uses_verbs_or_the_pods_interfaces(
     cluster: Cluster, namespace: Namespace, tmp_path: Path
