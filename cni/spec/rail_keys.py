@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cni.spec.config import convert
+from cni.spec.errors import invalid_config
 
 RAILS, ALL = "rails", "all"
+MOST = 32  # entries of "ipam.rails"
 
 
 def written(keys: Mapping[str, Any]) -> object:
@@ -32,10 +34,13 @@ def each(keys: Mapping[str, Any]) -> list[dict[str, Any]]:
 def addresses(ipam: dict[str, Any]) -> list[dict[str, Any]]:
     """The "ipam" of each rail: `ipam` with the keys of one entry of "rails"; without "rails", one.
 
-    Raises CNIError 7 if "rails" is not a list of objects.
+    Raises CNIError 7 if "rails" is not a list of objects, or has more than MOST. Each entry repeats
+    the rest of `ipam`, so a long list would need much memory.
     """
     if ipam.get(RAILS) is None:
         return [ipam]
     entries = convert(ipam[RAILS], list[dict[str, Any]], f"ipam.{RAILS}")
+    if len(entries) > MOST:
+        raise invalid_config(f'"ipam.{RAILS}" has {len(entries)} entries: write at most {MOST}')
     shared = {key: value for key, value in ipam.items() if key != RAILS}
     return [{**shared, **entry} for entry in entries]

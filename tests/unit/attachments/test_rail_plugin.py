@@ -11,6 +11,7 @@ from cni.attachments import results
 from cni.attachments.journal import JournalEntry, Phase
 from cni.attachments.orphans import sweep_all
 from cni.attachments.rail_plugin import Complete, RailPlugin
+from cni.spec import rail_keys
 from cni.spec.attachment import Attachment
 from cni.spec.dispatch import answer
 from cni.spec.errors import CNIError, Code
@@ -297,3 +298,11 @@ def test_add_killed_at_every_step_leaves_no_file_after_del(rails: PodWithRails) 
             assert step > 30
             return
     raise AssertionError("there are more changes than are enough")
+
+
+def test_number_of_entries_is_limited() -> None:
+    """Each entry repeats the other keys: a small definition must not need much memory."""
+    entries: list[dict[str, str]] = [{} for _ in range(rail_keys.MOST + 1)]
+    with pytest.raises(CNIError, match=r'"ipam\.rails" has 33 entries: write at most 32'):
+        rail_keys.addresses({"range": "10.0.0.0/24", "rails": entries})
+    assert len(rail_keys.addresses({"rails": entries[1:]})) == rail_keys.MOST
